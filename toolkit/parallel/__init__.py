@@ -35,12 +35,13 @@ The name `pjit` is deprecated: `jax.jit` with shardings does the same.
 * `launch_recipe`: the script to submit to SLURM, Kubernetes, Ray or Cloud TPU
 * `join_processes`: called first by each process of a job
 * `experts`: mixtures of experts that are divided among devices, re-laid by their loads
+* `pipeline`: any schedule of `toolkit.schedules`, run as one program
 * `latent`: decoding with latent attention sharded by heads, latents or tokens
 * `partitioned_train_step`: a train step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
 
-from toolkit.parallel import experts, latent
+from toolkit.parallel import experts, latent, pipeline
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.comparison import compare_layouts
 from toolkit.parallel.causes.explanation import Explanation
@@ -117,6 +118,7 @@ __all__ = [
     "logical_layout",
     "make_mesh",
     "partitioned_train_step",
+    "pipeline",
     "plan_micro_batches",
     "plan_sequence_groups",
     "redco_layout",

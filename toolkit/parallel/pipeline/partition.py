@@ -1,0 +1,232 @@
+"""A stage's forward and backward pass, cut where a pipeline needs cuts.
+
+The joint program (weights, input, output's gradient) -> (output, input's gradient, weights'
+gradients) is traced once. Its equations are then divided among three tasks:
+
+    F:  weights, x            -> y, kept            kept: what later tasks need of it
+    I:  weights, kept, dy     -> dx, split          split: what only the weights' gradients need
+    W:  weights, split        -> dw                 B is I and W in one
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core
+
+# Computed again from what is kept anyway, instead of being kept too.
+_CHEAP = frozenset(
+    """abs add and broadcast_in_dim ceil clamp convert_element_type copy eq exp expand_dims floor ge
+    gt integer_pow iota le lt max min mul ne neg not or rsqrt reshape select_n sign slice sqrt
+    square squeeze stop_gradient sub transpose""".split()  # noqa: SIM905
+)
+_CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The three tasks of a stage, as functions of lists of arrays.
+
+    Attributes:
+        forward: (weights, x, rest) -> (y, kept).
+        input_gradient: (weights, rest, kept, dy) -> (dx, dw where it is known, else None, split).
+        weight_gradient: (weights, rest, split) -> the dw that are left, else None.
+        backward: (weights, rest, kept, dy) -> (dx, dw).
+        kept, split: shapes of what waits between the tasks.
+    """
+
+    forward: Callable[..., Any]
+    input_gradient: Callable[..., Any]
+    weight_gradient: Callable[..., Any]
+    backward: Callable[..., Any]
+    kept: tuple[Any, ...]
+    split: tuple[Any, ...]
+
+
+def partition(
+    function: Callable[..., Any],
+    weights: Sequence[Any],
+    x: Sequence[Any],
+    rest: Sequence[Any],
+    *,
+    recompute: bool,
+) -> Partition:
+    """Cut a stage's passes into tasks.
+
+    What depends on weights and `rest` alone is never kept, but computed where it is needed. What is
+    kept is what jax keeps, less what cheap operations make of the others.
+
+    Args:
+        function: (weights, x, rest) -> y, lists of floating arrays; y like x.
+        weights, x, rest: arrays or shapes; `rest` may be of any type and gets no gradient.
+        recompute: keep x alone, and run the forward pass again within the backward pass.
+    """
+
+    def joint(weights, x, rest, dy):
+        y, pull = jax.vjp(lambda weights, x: function(weights, x, rest), weights, x)
+        dw, dx = pull(dy)
+        return y, dx, dw
+
+    traced = _inlined(jax.make_jaxpr(joint)(weights, x, rest, x))
+    cut = _Cut(traced, [len(weights), len(x), len(rest), len(x)])
+    w, inputs, others, dy = cut.inputs
+    y, dx, dw = cut.outputs([len(x), len(x), len(weights)])
+
+    everywhere = cut.reached_from(w + others, only=True)
+    late = cut.reached_from(dy)
+    if recompute:
+        kept = [v for v in inputs if v in cut.needed([*dx, *dw])]
+    else:
+        needed = cut.between(dx + dw, given=late_inputs(cut, late, everywhere))
+        kept = [v for v in needed if v not in everywhere and v not in dy]
+        kept = cut.thinned(kept, everywhere)
+    before = {*everywhere, *kept, *dy}
+    early = cut.produced([*dx], given=before)
+    left = [v for v in dw if v not in early and v not in before]
+    at_once = [v for v in dw if v not in left]
+    read = cut.between(left, given=before | early)
+    split = cut.thinned([v for v in read if v not in everywhere], everywhere)
+
+    run = cut.function
+    forward = run(w + inputs + others, y + kept)
+    first = run(w + others + kept + dy, dx + at_once + split)
+    second = run(w + others + split, left)
+    whole = run(w + others + kept + dy, dx + dw)
+    n = len(x)
+
+    def filled(values, of):
+        found = dict(zip(map(id, of), values, strict=True))
+        return [found.get(id(v)) for v in dw]
+
+    def input_gradient(weights, rest, kept, dy):
+        out = first(*weights, *rest, *kept, *dy)
+        at = n + len(at_once)
+        return out[:n], filled(out[n:at], at_once), out[at:]
+
+    def backward(weights, rest, kept, dy):
+        out = whole(*weights, *rest, *kept, *dy)
+        return out[:n], out[n:]
+
+    def run_forward(weights, x, rest):
+        out = forward(*weights, *x, *rest)
+        return out[:n], out[n:]
+
+    return Partition(
+        run_forward,
+        input_gradient,
+        lambda weights, rest, split: filled(second(*weights, *rest, *split), left),
+        backward,
+        tuple(v.aval for v in kept),
+        tuple(v.aval for v in split),
+    )
+
+
+def late_inputs(cut: "_Cut", late: set[Any], everywhere: set[Any]) -> set[Any]:
+    """What is known before the output's gradient arrives."""
+    return {v for v in cut.all if v not in late} | everywhere
+
+
+class _Cut:
+    """The dataflow of a traced program."""
+
+    def __init__(self, closed: Any, sizes: list[int]):
+        self.closed = closed
+        self.equations = closed.jaxpr.eqns
+        self.inputs = _groups(closed.jaxpr.invars, sizes)
+        self.constants = list(closed.jaxpr.constvars)
+        self.producer = {v: eqn for eqn in self.equations for v in eqn.outvars}
+        self.order = {v: at for at, eqn in enumerate(self.equations) for v in eqn.outvars}
+        self.all = [*self.constants, *closed.jaxpr.invars, *self.producer]
+
+    def outputs(self, sizes: list[int]) -> list[list[Any]]:
+        return _groups(self.closed.jaxpr.outvars, sizes)
+
+    def reached_from(self, start: Iterable[Any], *, only: bool = False) -> set[Any]:
+        """What depends on one of `start`, or with `only` on nothing else (but constants)."""
+        found = {*start, *(self.constants if only else ())}
+        for eqn in self.equations:
+            inputs = [v for v in eqn.invars if _is_variable(v)]
+            if (all if only else any)(v in found for v in inputs):
+                found.update(eqn.outvars)
+        return found
+
+    def needed(self, wanted: Iterable[Any], given: Iterable[Any] = ()) -> set[Any]:
+        """All that `wanted` is computed from, down to what is given."""
+        found, given = {v for v in wanted if _is_variable(v)}, {*given}
+        for eqn in reversed(self.equations):
+            if any(v in found and v not in given for v in eqn.outvars):
+                found.update(v for v in eqn.invars if _is_variable(v))
+        return found
+
+    def between(self, wanted: Iterable[Any], given: set[Any]) -> list[Any]:
+        """The given values from which `wanted` is computed, in the order of the program."""
+        found = self.needed(wanted, given) & given
+        return [v for v in self.all if v in found]
+
+    def produced(self, wanted: Iterable[Any], given: set[Any]) -> set[Any]:
+        """All results of the equations that compute `wanted`."""
+        found = self.needed(wanted, given) - given
+        return {v for u in found if u in self.producer for v in self.producer[u].outvars}
+
+    def thinned(self, values: list[Any], everywhere: set[Any]) -> list[Any]:
+        """Less those that cheap operations make of the others."""
+        left = dict.fromkeys(values)
+        for v in sorted(values, key=lambda v: -self.order.get(v, -1)):
+            eqn = self.producer.get(v)
+            if eqn is not None and eqn.primitive.name in _CHEAP:
+                inputs = [u for u in eqn.invars if _is_variable(u) and u not in everywhere]
+                if all(u in left for u in inputs):
+                    del left[v]
+        return list(left)
+
+    def function(self, given: list[Any], wanted: list[Any]) -> Callable[..., list[Any]]:
+        """The program from `given` (one array each) to `wanted`."""
+        needed = self.needed(wanted, given)
+        equations = [
+            eqn
+            for eqn in self.equations
+            if any(v in needed and v not in {*given} for v in eqn.outvars)
+        ]
+        jaxpr = self.closed.jaxpr.replace(invars=given, outvars=wanted, eqns=equations)
+        return _function(jaxpr, self.closed.consts)
+
+
+def _function(jaxpr: Any, constants: Sequence[Any] = ()) -> Callable[..., list[Any]]:
+    jaxpr = jaxpr.replace(debug_info=jaxpr.debug_info.with_unknown_names())
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, constants))
+
+
+def _is_variable(v: Any) -> bool:
+    return not isinstance(v, core.Literal)
+
+
+def _groups(values: Sequence[Any], sizes: list[int]) -> list[list[Any]]:
+    found, at = [], 0
+    for size in sizes:
+        found.append(list(values[at : at + size]))
+        at += size
+    return found
+
+
+def _inlined(closed: Any) -> Any:
+    """The same program with the equations of inner `jit`s in line."""
+    if not any(eqn.primitive.name in _CALLS for eqn in closed.jaxpr.eqns):
+        return closed
+
+    def run(*values):
+        known = dict(zip(closed.jaxpr.invars, values, strict=True))
+        known |= zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        for eqn in closed.jaxpr.eqns:
+            if eqn.primitive.name in _CALLS:
+                inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+                inputs = [known[v] if _is_variable(v) else v.val for v in eqn.invars]
+                results = core.jaxpr_as_fun(inner)(*inputs)
+            else:
+                inputs = list(dict.fromkeys(v for v in eqn.invars if _is_variable(v)))
+                alone = {"invars": inputs, "outvars": eqn.outvars, "eqns": [eqn], "constvars": []}
+                results = _function(closed.jaxpr.replace(**alone))(*(known[v] for v in inputs))
+            known |= zip(eqn.outvars, results, strict=True)
+        return [known[v] if _is_variable(v) else v.val for v in closed.jaxpr.outvars]
+
+    return _inlined(jax.make_jaxpr(run)(*closed.in_avals))

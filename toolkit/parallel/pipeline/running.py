@@ -1,0 +1,198 @@
+"""Any checked schedule as one SPMD program: a scan over ticks inside `jax.shard_map`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.pipeline.program import Program, program_of
+from toolkit.parallel.pipeline.rows import Rows
+from toolkit.parallel.pipeline.tasks import Kind, Tasks
+from toolkit.parallel.pipeline.ticks import run_ticks
+from toolkit.schedules import Schedule
+
+Tree = Any
+
+
+class Pipeline:
+    """Loss and gradients of a chain of stages, in the order of a schedule.
+
+        x_0 = first(shared, data)    x_{s+1} = stage(weights_s, x_s, context)
+        loss = sum over microbatches of last(shared, x_S, data)
+
+    Equal, to rounding, to `jax.value_and_grad` of that sum on one device. A microbatch's backward
+    pass keeps what jax would keep (or the input alone, in stages that recompute) from its forward
+    to its backward task; if the schedule splits it, the weights' gradients wait with what they
+    need. Every device runs one task per tick and then sends what it made: the program is a scan
+    over ticks, and does not grow with the microbatches.
+
+    Call it as (weights, shared, batch) -> (loss, (gradients of weights, of shared)), within or
+    without `jax.jit`; weights as `place` returns them, the batch a pytree of arrays [microbatches,
+    sequences, ...], cut along `data` axes in its second dimension, and then the loss a sum over
+    their devices too. Mesh axes that are neither `axis` nor `data` are left to the compiler.
+
+    Args:
+        stage: (weights, x, context) -> x, or one such function per stage; x is an array or a pytree
+            of floating arrays, of the same shape after every stage.
+        first: (shared, data) -> x: such as the embedding. It runs on the device of stage 0.
+        last: (shared, x, data) -> a scalar: such as the head and a sum of token losses. It runs,
+            forward and backward, when the last stage's backward does.
+        weights: parameters of every row, of stages of one function all alike.
+        schedule: a schedule without faults, of as many devices as `axis` has.
+        mesh: the devices.
+        axis: mesh axis of the pipeline.
+        data: mesh axes that cut the batch.
+        tied: for each stage its row of weights; stages that share a row lie on one device. None: a
+            row each.
+        recompute: stages that keep their input alone and run their forward pass again; True: all.
+
+    Raises:
+        ValueError: this schedule cannot run here, before anything is compiled.
+
+    Cost: ticks x channels permutes of an activation (`Program.permutes`); per device the places
+        that `Program` counts, as much again as one task makes, and gradients.
+
+    Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377); Qi et al., "Zero Bubble Pipeline
+        Parallelism", 2023 (arXiv:2401.10241) for split backward passes.
+
+    Example:
+        >>> from toolkit.parallel import make_mesh
+        >>> from toolkit.schedules import one_forward_one_backward
+        >>> here = make_mesh({"stage": 1}, devices=jax.devices()[:1])
+        >>> how = {"schedule": one_forward_one_backward(1, 4), "mesh": here}
+        >>> run = Pipeline(lambda w, x, _: jnp.tanh(x @ w), first=lambda shared, data: data,
+        ...     last=lambda shared, x, data: jnp.sum(x**2), weights=[jnp.eye(3)], **how)
+        >>> loss, (gradients, _) = run(run.place([jnp.eye(3)]), (), jnp.ones((4, 2, 3)))
+    """
+
+    def __init__(
+        self,
+        stage: Callable[..., Any] | Sequence[Callable[..., Any]],
+        *,
+        first: Callable[..., Any],
+        last: Callable[..., Any],
+        weights: Sequence[Tree],
+        schedule: Schedule,
+        mesh: Mesh,
+        axis: str = "stage",
+        data: Sequence[str] = (),
+        tied: Sequence[int] | None = None,
+        recompute: bool | Sequence[int] = False,
+    ):
+        self.first, self.last = first, last
+        self.mesh, self.axis, self.data = mesh, axis, tuple(data)
+        _check_mesh(mesh, axis, self.data, schedule)
+        count = schedule.stages
+        functions = list(stage) if isinstance(stage, Sequence) else [stage] * count
+        if len(functions) != count:
+            raise ValueError(f"stage: got {len(functions)} functions for {count} stages")
+        again = range(count) if recompute is True else tuple(recompute or ())
+        if wrong := [s for s in again if not 0 <= s < count]:
+            raise ValueError(f"recompute: got stage {wrong[0]}, the schedule has {count}")
+        tied = tuple(range(count)) if tied is None else tuple(tied)
+        if len(weights) != len(set(tied)):
+            raise ValueError(f"weights: got {len(weights)} rows, wanted {len(set(tied))}")
+        self.rows = Rows(weights)
+        stages = [Kind(functions[s], s in again, self.rows.kinds[tied[s]]) for s in range(count)]
+        self.kinds = tuple(dict.fromkeys(stages))
+        self.program: Program = program_of(
+            schedule, tied=tied, kinds=[self.kinds.index(kind) for kind in stages]
+        )
+        self._order = [row for rows in self.program.rows for row in rows]
+
+    def place(self, weights: Sequence[Tree], specs: Tree = None) -> Tree:
+        """Rows of weights as the pipeline takes them: arrays [rows, ...], each on its device.
+
+        Args:
+            weights: the rows, in the order of their numbers.
+            specs: for each array the mesh axes of its own dimensions, to cut it further.
+        """
+        placed = self.rows.stack([weights[row] for row in self._order])
+        specs = jax.tree.map(lambda _: (), placed) if specs is None else specs
+
+        def put(leaf: Array, spec: Sequence[Any]) -> Array:
+            along = PartitionSpec(self.axis, *spec)
+            return jax.device_put(leaf, NamedSharding(self.mesh, along))
+
+        return jax.tree.map(put, placed, specs)
+
+    def unplace(self, placed: Tree) -> list[Tree]:
+        """The rows again, in the order of their numbers: for a checkpoint, under any schedule."""
+        rows = self.rows.unstack(placed, self._order)
+        return [rows[self._order.index(row)] for row in range(len(rows))]
+
+    def __call__(self, weights: Tree, shared: Tree, batch: Tree) -> tuple[Array, tuple[Tree, Tree]]:
+        """The loss, and its gradients with respect to weights and shared parameters."""
+        self._check(weights, shared, batch)
+        along = PartitionSpec(None, self.data or None)
+        rows = PartitionSpec(self.axis)
+
+        def on_device(weights, shared, batch, columns):
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+            tasks = self.tasks(weights, shared, one)
+            mine = {name: table[:, 0] for name, table in columns.items()}
+            axes = (self.axis, self.data)
+            return run_ticks(self.program, tasks, axes, (weights, shared, batch), mine)
+
+        return jax.shard_map(
+            on_device,
+            mesh=self.mesh,
+            in_specs=(rows, PartitionSpec(), along, PartitionSpec(None, self.axis)),
+            out_specs=(PartitionSpec(), (rows, PartitionSpec())),
+            axis_names={self.axis, *self.data},
+            check_vma=False,
+        )(weights, shared, batch, self.program.columns)
+
+    def tasks(self, weights: Tree, shared: Tree, data: Tree) -> Tasks:
+        """The tasks of each kind of stage, for the shapes that one device has of one microbatch."""
+        return Tasks(self.kinds, self.rows, self.first, self.last, weights, shared, data)
+
+    def bytes_waiting(self, weights: Tree, shared: Tree, batch: Tree) -> int:
+        """Bytes of activations for which every device has places, whatever the microbatches.
+
+        Each task needs room of its own beside them, which no schedule changes.
+        """
+        one = jax.tree.map(self._of_one_device, batch)
+        tasks, program = self.tasks(weights, shared, one), self.program
+        places = [(program.message_slots, tasks.leaves)]
+        for index, cut in enumerate(tasks.cut):
+            places.append((program.kept_slots[index], list(cut.kept)))
+            places.append((program.split_slots[index], list(cut.split)))
+        return sum(slots * a.size * a.dtype.itemsize for slots, arrays in places for a in arrays)
+
+    def _of_one_device(self, leaf: Array) -> jax.ShapeDtypeStruct:
+        _, *shape = leaf.shape
+        for axis in self.data:
+            shape[0] //= self.mesh.shape[axis]
+        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+    def _check(self, weights: Tree, shared: Tree, batch: Tree) -> None:
+        wanted, leaves = self.program.schedule.microbatches, jax.tree.leaves(batch)
+        for leaf in leaves:
+            if jnp.ndim(leaf) < 1 or leaf.shape[0] != wanted:
+                raise ValueError(
+                    f"batch: got {leaf.dtype}{list(jnp.shape(leaf))}, wanted {wanted} microbatches "
+                    "in the first dimension"
+                )
+        for name, tree in (("weights", weights), ("shared", shared)):
+            for leaf in jax.tree.leaves(tree):
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                    raise ValueError(f"{name}: got {jnp.result_type(leaf)}, wanted floating arrays")
+
+
+def _check_mesh(mesh: Mesh, axis: str, data: tuple[str, ...], schedule: Schedule) -> None:
+    for name in (axis, *data):
+        if name not in mesh.axis_names:
+            raise ValueError(f"the mesh has axes {mesh.axis_names}; {name!r} is none of them")
+    if axis in data:
+        raise ValueError(f"data: got axis {axis!r}, along which the stages lie")
+    check_auto_axes(mesh)
+    if mesh.shape[axis] != schedule.devices:
+        raise ValueError(
+            f"schedule: {schedule.name!r} has {schedule.devices} devices, and axis {axis!r} of the "
+            f"mesh {mesh.shape[axis]}"
+        )
