@@ -27,6 +27,7 @@ ROOMS = [
     "parallel.collectives",
     "parallel.experts",
     "parallel.latent",
+    "parallel.pipeline",
     "schedules.collectives",
     *toolkit._ROOMS,
 ]

@@ -54,13 +54,10 @@ def partition(
 ) -> Partition:
     """Cut a stage's passes into tasks.
 
-    What depends on weights and `rest` alone is never kept, but computed where it is needed. What is
-    kept is what jax keeps, less what cheap operations make of the others.
-
-    Args:
-        function: (weights, x, rest) -> y, lists of floating arrays; y like x.
-        weights, x, rest: arrays or shapes; `rest` may be of any type and gets no gradient.
-        recompute: keep x alone, and run the forward pass again within the backward pass.
+    `function` maps (weights, x, rest) to y, all lists of arrays; y is like x, and `rest`, of any
+    type, gets no gradient. What depends on weights and `rest` alone is never kept, but computed
+    where it is needed. What is kept is what jax keeps, less what cheap operations make of the
+    others; to recompute keeps x alone, and runs the forward pass again within the backward pass.
     """
 
     def joint(weights, x, rest, dy):

@@ -47,12 +47,9 @@ def run_ticks(
 ) -> tuple[Array, tuple[Tree, Tree]]:
     """The loss and the gradients, summed over devices.
 
-    Args:
-        program: the schedule.
-        tasks: for the shapes of this device's arguments.
-        axes: the mesh axis of the pipeline, and those that cut the batch.
-        arguments: this device's rows of weights, the shared parameters, its part of the batch.
-        columns: this device's tables.
+    `tasks` are for the shapes of this device's arguments: its rows of weights, the shared
+    parameters and its part of the batch. `axes` are the mesh axis of the pipeline and those that
+    cut the batch; `columns` are this device's tables.
     """
     (axis, data_axes), (weights, shared, batch) = axes, arguments
     last = program.schedule.stages - 1
