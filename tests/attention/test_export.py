@@ -84,7 +84,7 @@ def test_forms_that_need_a_known_length_say_so(name, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["linear", "gdn", "kda", "fox"])
+@pytest.mark.parametrize("name", ["linear", "gdn", "kda", "fox", "path"])
 def test_every_form_of_mixers(name):
     row, (_, draw) = MIXERS[name], of_mixer(name)
     for form in sorted({"scan", "dense", "chunked"} & set(row.implementations)):

@@ -18,7 +18,7 @@ FLOPS_TOLERANCE = 0.15
 BATCH, HEADS, KEY, VALUE = 2, 4, 64, 128
 SIZES = (HEADS, KEY, VALUE)
 SPARSE = ("nsa", "moba", "dsa")
-ITERATED = ("mesa",)  # the compiler counts the body of a loop once
+ITERATED = ("mesa", "path")  # the compiler counts the body of a loop once
 
 
 def compiled_flops(function, *inputs):
@@ -114,7 +114,7 @@ def test_bytes_count_inputs_outputs_and_state_once(name):
     if row.name in SPARSE:
         return  # a step reads a part of the state
     state = row.state_bytes(BATCH, time, *SIZES, **row.options)
-    is_cache = row.name in ("full", "window", "fox")
+    is_cache = row.name in ("full", "window", "fox", "path")
     token = (nbytes(inputs) + out) // time
     crossings = 1 if is_cache else 2  # a recurrent state is also written
     assert row.step_bytes(BATCH, time, *SIZES, **row.options) == crossings * state + token

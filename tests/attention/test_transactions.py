@@ -18,6 +18,7 @@ from toolkit.attention import (
     ForgettingCache,
     IndexedCache,
     KVCache,
+    PathCache,
     deepseek_sparse_attention,
     deepseek_sparse_attention_step,
     forgetting_attention,
@@ -26,6 +27,8 @@ from toolkit.attention import (
     mixture_of_block_attention_step,
     native_sparse_attention,
     native_sparse_attention_step,
+    path_attention,
+    path_attention_step,
     softmax_attention,
     softmax_attention_step,
 )
@@ -71,6 +74,12 @@ CASES = {
         lambda rows: ForgettingCache.empty(rows, 2, 1, 4, 3, CAPACITY),
         lambda x, **how: forgetting_attention(*x[:3], -jnp.abs(x[3]), **how),
         lambda x, cache: forgetting_attention_step(*x[:3], -jnp.abs(x[3]), cache),
+    ),
+    "path": Case(
+        ((2, 4), (1, 4), (1, 3), (1, 4), (1,)),
+        lambda rows: PathCache.empty(rows, 1, 4, 3, CAPACITY),
+        lambda x, **how: path_attention(*x[:4], jax.nn.sigmoid(x[4]), **how),
+        lambda x, cache: path_attention_step(*x[:4], jax.nn.sigmoid(x[4]), cache),
     ),
     "latent": Case(
         ((8,),),

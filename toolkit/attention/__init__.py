@@ -11,6 +11,9 @@ Softmax attention, full, grouped or windowed (`softmax/`)
     forgetting_attention         gates that the data choose weaken earlier tokens (FoX); with
                                  forgetting_attention_reference and forgetting_attention_step
     ForgettingCache              keys, values and gates of earlier tokens
+    path_attention               reflections that the data choose take the place of positions
+                                 (PaTH); with path_attention_reference and path_attention_step
+    PathCache                    keys, values and reflections of earlier tokens
 
 Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 (delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
@@ -186,6 +189,12 @@ from toolkit.attention.softmax.forgetting_attention import (
 )
 from toolkit.attention.softmax.merge import merge_attention
 from toolkit.attention.softmax.online import online_softmax
+from toolkit.attention.softmax.path_attention import (
+    PathCache,
+    path_attention,
+    path_attention_reference,
+    path_attention_step,
+)
 from toolkit.attention.softmax.quantisation import quantisation_error
 from toolkit.attention.softmax.reference import softmax_attention_reference
 from toolkit.attention.softmax.softmax_attention import softmax_attention
@@ -227,6 +236,7 @@ __all__ = [
     "Mamba3State",
     "MesaState",
     "Mixer",
+    "PathCache",
     "Pattern",
     "PreconditionedState",
     "Tiles",
@@ -298,6 +308,9 @@ __all__ = [
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
     "online_softmax",
+    "path_attention",
+    "path_attention_reference",
+    "path_attention_step",
     "pattern_tiles",
     "patterns_by_head",
     "preconditioned_kda",

@@ -48,6 +48,7 @@ HeadLogDecays = Annotated[Float[Array, "batch time heads"], LOG_DECAY]
 HeadKeyGates = Float[Array, "batch time heads key"]
 HeadKeyLogDecays = Annotated[Float[Array, "batch time heads key"], LOG_DECAY]
 HeadKeyShares = Annotated[Float[Array, "batch time heads key"], SHARE]
+SharedStrengths = Annotated[Float[Array, "batch time key_value_heads"], STRENGTH]
 SegmentIds = Int[Array, "batch time"]  # the document number of each token
 
 Query = Annotated[Float[Array, "batch heads key"], TOKENS]
@@ -69,6 +70,7 @@ HeadLogDecay = Annotated[Float[Array, "batch heads"], LOG_DECAY]
 HeadKeyGate = Float[Array, "batch heads key"]
 HeadKeyLogDecay = Annotated[Float[Array, "batch heads key"], LOG_DECAY]
 HeadKeyShare = Annotated[Float[Array, "batch heads key"], SHARE]
+SharedStrength = Annotated[Float[Array, "batch key_value_heads"], STRENGTH]
 
 State = Float[Array, "batch value_heads key value"]
 HeadState = Float[Array, "batch heads key value"]

@@ -39,7 +39,15 @@ def inputs(name: str, **settings: float):
 
 
 def test_every_mixer_with_a_state_is_offered_and_no_cache() -> None:
-    assert set(MIXERS) - set(recurrent_mixers()) == {"full", "window", "fox", "nsa", "moba", "dsa"}
+    assert set(MIXERS) - set(recurrent_mixers()) == {
+        "full",
+        "window",
+        "fox",
+        "path",
+        "nsa",
+        "moba",
+        "dsa",
+    }
 
 
 @pytest.mark.by_family

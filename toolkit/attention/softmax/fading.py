@@ -40,7 +40,7 @@ def attend_fading(
     exists = ((index >= first) & (index < stop))[:, None]
     is_wrong = exists & jnp.isnan(g)
     g = jnp.where(exists & ~jnp.isnan(g), g, 0)
-    reach = _until_document_ends(is_wrong, segments)
+    reach = until_document_ends(is_wrong, segments)
     # A chunk may go on past the last key.
     g, reach = (jnp.pad(x, ((0, 0), (0, 0), (0, rows))) for x in (g, reach))
 
@@ -82,7 +82,7 @@ def sum_of_later(g: Array) -> Array:
     return lax.cumsum(later, axis=g.ndim - 1, reverse=True)
 
 
-def _until_document_ends(is_wrong: Array, segments: Segments | None) -> Array:
+def until_document_ends(is_wrong: Array, segments: Segments | None) -> Array:
     """From every wrong gate to the end of its document."""
     index = jnp.arange(is_wrong.shape[-1], dtype=jnp.int32)
     last = lax.cummax(jnp.where(is_wrong, index, -1), axis=2)
