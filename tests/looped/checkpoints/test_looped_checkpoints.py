@@ -360,7 +360,7 @@ def test_layers_where_the_file_does_not_list_them():
         ({"model_type": "gpt2"}, {}, ["style must be one of", "'ouro'", "'gpt2'"]),
         ({"hidden_size": None}, {}, ["config.json does not say 'hidden_size'"]),
         ({"hidden_act": "gelu"}, {}, ["hidden_act 'gelu'", "'silu'"]),
-        ({"rope_scaling": {"rope_type": "linear"}}, {}, ["rope_type 'linear'", "'llama3'"]),
+        ({"rope_scaling": {"rope_type": "spiral"}}, {}, ["rope_type 'spiral'", "llama3"]),
         ({"rope_scaling": {"rope_type": "llama3"}}, {}, ["'factor' of its llama3 rope"]),
         (
             {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},

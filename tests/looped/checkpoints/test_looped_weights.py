@@ -9,6 +9,7 @@ from safetensors.flax import save_file
 
 from toolkit.looped import LoopedConfig, load_layer
 from toolkit.looped.checkpoints.names import STYLES
+from toolkit.looped.checkpoints.softmax_names import FLEXIBLE
 from toolkit.looped.checkpoints.weights import parameter_paths
 from toolkit.looped.mixing import LAYERS
 from toolkit.testing.layers import everywhere
@@ -92,13 +93,13 @@ def test_no_file(tmp_path):
 def test_styles_fill_every_parameter_once(style):
     for word, rules in STYLES[style].items():
         switches = everywhere(
-            query_key_norm=style.startswith(("qwen3", "glm4")),
+            query_key_norm=style.startswith(("qwen3", "glm4", "softmax", "interleaved", "gemma3")),
             output_gate=style in ("qwen3_next", "qwen3_5"),
-            projection_biases=style in ("qwen2", "glm4_moe", "gpt_oss"),
-            output_bias=style == "gpt_oss",
-            query_latent_size=6 if style == "deepseek_v3" else None,
+            projection_biases=style in ("qwen2", "glm4_moe", "gpt_oss", *FLEXIBLE),
+            output_bias=style in ("gpt_oss", *FLEXIBLE),
+            query_latent_size=6 if style in ("deepseek_v3", "minicpm3") else None,
         )
-        if style == "gpt_oss":
+        if style in ("gpt_oss", "softmax", "interleaved"):
             switches[word]["sinks"] = True
         layer = empty_layer(word, CONFIG.with_options(**switches))
         filled = [path for rule in rules for path in rule.ours]

@@ -89,7 +89,8 @@ def load_checkpoint(
         )
     values = fields_of(family, settings, len(tensors))
     tensors = _without_guesses(tensors, settings)
-    values: dict[str, Any] = {"tied_embedding": "lm_head.weight" not in tensors, **values}
+    heads = ("lm_head.weight", "embed_out.weight")
+    values: dict[str, Any] = {"tied_embedding": tensors.keys().isdisjoint(heads), **values}
     options = fields.pop("options", {})
     try:
         config = LoopedConfig(**(values | fields)).with_options(**options)
@@ -97,10 +98,11 @@ def load_checkpoint(
         raise ValueError(f"{_named(source)}: {error}") from error
     check_sizes(config, tensors, _named(source))
     if config.tied_embedding:
-        tensors.pop("lm_head.weight", None)  # a second copy of the embedding
-    ending = "embed_tokens.weight"
-    found = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
-    prefix = found[0] if found else "model."
+        for name in heads:
+            tensors.pop(name, None)  # a second copy of the embedding
+    endings = ("embed_tokens.weight", "embed_in.weight")
+    found = [name.removesuffix(e) for e in endings for name in tensors if name.endswith(e)]
+    prefix = found[0] if found else family.prefix
     return _filled(config, parts(family, config, prefix, tensors), tensors, style)
 
 
@@ -150,7 +152,10 @@ def _settings(source) -> dict[str, Any]:
     inner = settings.get("text_config", {})
     if not isinstance(inner, dict):
         raise ValueError(f"{file}: text_config must be an object; got {shown(inner)}.")
-    return settings | inner
+    if not inner:
+        return settings
+    shared = ("model_type", "tie_word_embeddings", "quantization_config")
+    return {name: settings[name] for name in shared if name in settings} | inner
 
 
 def _named(source) -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit.experts import ROUTERS
-from toolkit.looped.checkpoints.names import WeightRule, as_it_is, projection, stacked, vector
+from toolkit.looped.checkpoints.rules import WeightRule, as_it_is, projection, stacked, vector
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Where config.json says the number of experts."""

@@ -1,21 +1,17 @@
 """Every rule of a published model, from the embedding to the head."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from toolkit.looped.checkpoints.families import PREFIXES, SOFTMAX, Family
+import jax.numpy as jnp
+
+from toolkit.looped.checkpoints.families import PREFIXES, SOFTMAX
+from toolkit.looped.checkpoints.families.family import Family
 from toolkit.looped.checkpoints.mixtures import OF_MIXTURES, mixture_rules
-from toolkit.looped.checkpoints.names import STYLES, WeightRule, as_it_is, projection, vector
+from toolkit.looped.checkpoints.names import STYLES
+from toolkit.looped.checkpoints.rules import WeightRule, as_it_is, projection, vector
 from toolkit.looped.config import LoopedConfig
-
-DENSE = ("gate", "up", "down")
-
-SANDWICH = {
-    "mixer_norm": "input_layernorm",
-    "mixer_end_norm": "input_layernorm_2",
-    "feed_forward_norm": "post_attention_layernorm",
-    "feed_forward_end_norm": "post_attention_layernorm_2",
-}
 
 
 class Part(NamedTuple):
@@ -35,7 +31,7 @@ class Part(NamedTuple):
 def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[str]) -> list[Part]:
     """Every rule of a model, from the embedding to the head, in the spelling of these `names`."""
     styles = STYLES[family.mixers]
-    if "mla" in config.layers:
+    if "mla" in config.layers and family.mixers != "minicpm3":
         own = "deepseek_v2_lite" if config.mla.query_latent_size is None else "deepseek_v3"
         styles = {**styles, "mla": STYLES[own]["mla"]}
     if unknown := set(config.layers) - set(styles):
@@ -43,43 +39,87 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
             f"pattern {config.pattern!r} has {', '.join(sorted(unknown))}; layers of these "
             f"checkpoints are {', '.join(styles)}."
         )
-    ends = (
-        as_it_is("embedding.embedding", "embed_tokens.weight"),
-        family.norm("norm.scale", "norm.weight"),
-    )
+    has_bias = config.norm == "layer"
+
+    def norm(ours: str, theirs: str) -> list[WeightRule]:
+        bias = [vector(f"{ours}.bias", f"{theirs}.bias")] if has_bias else []
+        return [family.norm(f"{ours}.scale", f"{theirs}.weight"), *bias]
+
+    ends = (as_it_is("embedding.embedding", "embed_tokens.weight"), *norm("norm", "norm"))
     if config.exit_gate:
         ends += (
             projection("exit_gate", "early_exit_gate.weight"),
             vector("exit_gate.bias", "early_exit_gate.bias"),
         )
+    there = {
+        "mixer_norm": config.pre_norm,
+        "feed_forward_norm": config.pre_norm and not config.shared_norm,
+        "mixer_end_norm": config.sandwich_norm,
+        "feed_forward_end_norm": config.sandwich_norm,
+    }
     norms = tuple(
-        family.norm(f"{ours}.scale", f"{theirs}.weight")
-        for ours, theirs in SANDWICH.items()
-        if config.sandwich_norm or not ours.endswith("end_norm")
+        rule
+        for ours, is_there in there.items()
+        if is_there
+        for rule in norm(ours, family.norms[ours])
     )
     found = [Part("", prefix, ends)]
     if not config.tied_embedding:
         found.append(Part("", "", (as_it_is("unembedding", "lm_head.weight"),)))
+    if config.head_bias:
+        found.append(Part("", "", (vector("head_bias", "lm_head.bias"),)))
     for layer, (word, fed) in enumerate(zip(config.layers, config.feed_forward_words, strict=True)):
         here = f"{prefix}layers.{layer}."
         is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
         folder = OF_MIXTURES if is_named_moe else "mlp"
-        rules = tuple(projection(own, f"{folder}.{own}_proj.weight") for own in DENSE)
+        rules = _dense(family, fed, config, folder) if fed != "moe" else ()
         if fed == "moe" and family.router is not None:
             rules = mixture_rules(family.router, config.moe, here, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))
         found.append(Part(f"blocks.{layer}", here, norms))
         found.append(Part(f"blocks.{layer}.feed_forward", here, rules))
         found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], mixer))
-    return found
+    return [_spelled(part, family.names, names) for part in found] if family.names else found
+
+
+def _dense(family: Family, word: str, config: LoopedConfig, folder: str) -> tuple[WeightRule, ...]:
+    """The rules of a dense feed-forward layer."""
+    names = ("up", "down") if word == "mlp" else ("gate", "up", "down")
+    rules = [projection(name, f"{folder}.{name}_proj.weight") for name in names]
+    if family.is_fused:
+        fused = WeightRule(
+            ("mlp.gate_up_proj.weight",),
+            ("gate.kernel", "up.kernel"),
+            lambda _, tensor: jnp.split(tensor.T, 2, axis=-1),
+        )
+        rules = [fused, rules[-1]]
+    if not getattr(config, word).biases:
+        return tuple(rules)
+    return (*rules, *(vector(f"{name}.bias", f"{folder}.{name}_proj.bias") for name in names))
+
+
+def _spelled(part: Part, names: Mapping[str, str], there: Collection[str]) -> Part:
+    """The same rules with the family's own names of tensors, where the checkpoint has them."""
+
+    def spelled(name: str) -> str:
+        other = part.prefix + name
+        for pattern, replacement in names.items():
+            other = re.sub(pattern, replacement, other)
+        return part.prefix + name if part.prefix + name in there else other
+
+    rules = [rule._replace(theirs=tuple(map(spelled, rule.theirs))) for rule in part.rules]
+    return Part(part.module, "", tuple(rules))
 
 
 def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
-    """Whether layers have the parameters of an optional rule of GLM."""
-    options = getattr(config, word)
-    is_norm, is_bias = (rule.ours[0].endswith(end) for end in ("_norm.scale", ".bias"))
-    if word not in SOFTMAX or not (is_norm or is_bias):
+    """Whether softmax layers have the parameters of an optional rule."""
+    options, name = getattr(config, word), rule.ours[0]
+    if word not in SOFTMAX:
         return True
-    if is_norm:
+    if name.endswith("_norm.scale"):
         return options.query_key_norm or options.projection_norm
-    return options.projection_biases or rule.ours[0] == "output.bias"
+    if name == "output.bias":
+        return options.output_bias
+    if name == "sinks":
+        return options.sinks
+    return options.projection_biases or not name.endswith(".bias")

@@ -1,89 +1,36 @@
 """Where each number of a published checkpoint goes: the names of its tensors and of our parameters.
 
-A style has a table of rules for every kind of layer it knows. A rule converts some tensors into
-some parameters: PyTorch stores projections as [outputs, inputs] and convolutions as [channels, 1,
-taps]; checkpoints fuse projections that are separate here, or the reverse. The order of the heads
-is the same.
+A style has a table of rules for every kind of layer it knows; those of softmax layers are in
+`softmax_names.py`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-
-class WeightRule(NamedTuple):
-    """How some tensors of a checkpoint become some parameters of a layer.
-
-    Attributes:
-        theirs: names of tensors, after the prefix of the layer.
-        ours: paths of parameters in the layer, such as "output.kernel".
-        convert: (layer, *tensors) -> one array per path.
-        is_stacked: whether `convert` makes of each tensor alone a part of one parameter, which are
-            stacked: one tensor at a time is in memory.
-        rows: (layer) -> rows of each tensor, where there are several and they are not stacked.
-        stored: the shape of a vector in files, with one -1; None: one axis.
-    """
-
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
-    convert: Callable[..., Sequence[Array]]
-    is_stacked: bool = False
-    rows: Callable[[Any], Sequence[int]] | None = None
-    stored: tuple[int, ...] | None = None
-
-
-def stacked(ours: str, theirs: Sequence[str]) -> WeightRule:
-    """[outputs, inputs] of each expert -> [experts, inputs, outputs]."""
-    return WeightRule(tuple(theirs), (ours,), lambda _, tensor: [tensor.T], is_stacked=True)
-
-
-def projection(ours: str, *theirs: str) -> WeightRule:
-    """[outputs, inputs] each -> [inputs, all outputs], side by side."""
-    return WeightRule(theirs, (f"{ours}.kernel",), lambda _, *parts: [jnp.concatenate(parts).T])
-
-
-def _convolution(*theirs: str) -> WeightRule:
-    """[channels, 1, taps] each -> [taps, all channels]."""
-    return WeightRule(
-        theirs, ("convolution.kernel",), lambda _, *parts: [jnp.concatenate(parts)[:, 0].T]
-    )
-
-
-def vector(ours: str, theirs: str) -> WeightRule:
-    """Any shape -> one axis."""
-    return WeightRule((theirs,), (ours,), lambda _, tensor: [tensor.ravel()])
-
-
-def from_zero(ours: str, theirs: str) -> WeightRule:
-    """A scale stored as its difference from one."""
-    return WeightRule((theirs,), (ours,), lambda _, tensor: [1 + tensor.astype(jnp.float32)])
-
-
-def as_it_is(ours: str, theirs: str) -> WeightRule:
-    """The same numbers in the same order: not transposed, as a projection would be."""
-    return WeightRule((theirs,), (ours,), lambda _, tensor: [tensor])
-
-
-def _by_head(fused: Array, *sizes: int) -> list[Array]:
-    """[heads * (a head's parts), width] -> one [width, channels] per part."""
-    width = fused.shape[-1]
-    fused = fused.T.reshape(width, -1, sum(sizes))
-    borders = [sum(sizes[:i]) for i in range(1, len(sizes))]
-    return [part.reshape(width, -1) for part in jnp.split(fused, borders, axis=-1)]
+from toolkit.looped.checkpoints.rules import (
+    WeightRule,
+    as_it_is,
+    by_head,
+    convolution,
+    projection,
+    vector,
+)
+from toolkit.looped.checkpoints.softmax_names import QWEN_ATTENTION, SOFTMAX_STYLES
 
 
 def _qwen3_next_projections(layer: Any, fused: Array) -> list[Array]:
     sizes = layer.sizes
     values = sizes.values // sizes.heads
-    q, k, v, gate = _by_head(fused, sizes.key_size, sizes.key_size, values, values)
+    q, k, v, gate = by_head(fused, sizes.key_size, sizes.key_size, values, values)
     return [jnp.concatenate([q, k, v], axis=-1), gate]
 
 
 def _qwen3_next_gates(layer: Any, fused: Array) -> list[Array]:
     each = layer.sizes.value_heads // layer.sizes.heads
-    return _by_head(fused, each, each)
+    return by_head(fused, each, each)
 
 
 def _channels(layer: Any) -> tuple[int, int, int]:
@@ -97,61 +44,36 @@ _SEPARATE_DELTA = (
     projection("query_key_value", "q_proj.weight", "k_proj.weight", "v_proj.weight")._replace(
         rows=_channels
     ),
-    _convolution("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")._replace(rows=_channels),
+    convolution("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")._replace(rows=_channels),
     projection("write", "b_proj.weight"),
     vector("norm.scale", "o_norm.weight"),
     projection("output", "o_proj.weight"),
 )
 
 _QWEN_DELTA = (
-    _convolution("conv1d.weight"),
+    convolution("conv1d.weight"),
     vector("norm.scale", "norm.weight"),
     projection("output", "out_proj.weight"),
     *_DECAY,
 )
 
-_ATTENTION = (
-    projection("query", "q_proj.weight"),
-    projection("key", "k_proj.weight"),
-    projection("value", "v_proj.weight"),
-    projection("output", "o_proj.weight"),
-)
 
-_QWEN2_ATTENTION = (
-    *_ATTENTION,
-    vector("query.bias", "q_proj.bias"),
-    vector("key.bias", "k_proj.bias"),
-    vector("value.bias", "v_proj.bias"),
-)
+def _neighbours(channels: Array, size: int) -> Array:
+    """The last `size` of the channels in halves -> pairs of neighbours."""
+    order = np.arange(size).reshape(2, -1).T.ravel()
+    still, turned = jnp.split(channels, [channels.shape[-1] - size], axis=-1)
+    return jnp.concatenate([still, turned[..., order]], axis=-1)
 
-_QWEN3_ATTENTION = (
-    *_ATTENTION,
-    vector("query_norm.scale", "q_norm.weight"),
-    vector("key_norm.scale", "k_norm.weight"),
-)
 
-_QWEN_ATTENTION = (
-    WeightRule(
-        ("q_proj.weight",),
-        ("query.kernel", "gate.kernel"),
-        lambda layer, fused: _by_head(fused, layer.head_size, layer.head_size),
-    ),
-    *_ATTENTION[1:],
-    from_zero("query_norm.scale", "q_norm.weight"),
-    from_zero("key_norm.scale", "k_norm.weight"),
-)
+def _halved_query(layer: Any, tensor: Array) -> list[Array]:
+    by_head = tensor.T.reshape(tensor.shape[1], layer.sizes.heads, -1)
+    return [_neighbours(by_head, layer.sizes.rope_size).reshape(tensor.T.shape)]
 
-_GLM_ATTENTION = (
-    *_QWEN2_ATTENTION,
-    vector("query_norm.scale", "q_norm.weight"),
-    vector("key_norm.scale", "k_norm.weight"),
-)
 
-_GPT_OSS_ATTENTION = (
-    *_QWEN2_ATTENTION,
-    vector("output.bias", "o_proj.bias"),
-    vector("sinks", "sinks"),
-)
+def _halved_latent(layer: Any, fused: Array) -> list[Array]:
+    turned = _neighbours(fused.T, layer.sizes.rope_size)
+    return jnp.split(turned, [layer.sizes.latent_size], axis=-1)
+
 
 _LATENT = (
     WeightRule(
@@ -163,26 +85,37 @@ _LATENT = (
     WeightRule(
         ("kv_b_proj.weight",),
         ("key_up.kernel", "value_up.kernel"),
-        lambda layer, fused: _by_head(fused, layer.sizes.key_size, layer.sizes.value_size),
+        lambda layer, fused: by_head(fused, layer.sizes.key_size, layer.sizes.value_size),
     ),
     projection("output", "o_proj.weight"),
 )
 
-STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
+_LATENT_QUERY = (
+    projection("query_down", "q_a_proj.weight"),
+    vector("query_norm.scale", "q_a_layernorm.weight"),
+)
+
+STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
     "deepseek_v2_lite": {"mla": (projection("query_up", "q_proj.weight"), *_LATENT)},
     "deepseek_v3": {
         "mla": (
-            projection("query_down", "q_a_proj.weight"),
-            vector("query_norm.scale", "q_a_layernorm.weight"),
+            *_LATENT_QUERY,
             projection("query_up", "q_b_proj.weight"),
             *_LATENT,
         )
     },
-    "glm4_moe": {"full": _GLM_ATTENTION},
-    "gpt_oss": {"full": _GPT_OSS_ATTENTION, "window": _GPT_OSS_ATTENTION},
-    "llama": {"full": _ATTENTION, "window": _ATTENTION},
-    "qwen2": {"full": _QWEN2_ATTENTION, "window": _QWEN2_ATTENTION},
-    "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},
+    "minicpm3": {
+        "mla": (
+            *_LATENT_QUERY,
+            WeightRule(("q_b_proj.weight",), ("query_up.kernel",), _halved_query),
+            WeightRule(
+                ("kv_a_proj_with_mqa.weight",),
+                ("latent_down.kernel", "rope_key.kernel"),
+                _halved_latent,
+            ),
+            *_LATENT[1:],
+        )
+    },
     "qwen3_next": {
         "gdn": (
             WeightRule(
@@ -193,7 +126,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
             WeightRule(("in_proj_ba.weight",), ("write.kernel", "decay.kernel"), _qwen3_next_gates),
             *_QWEN_DELTA,
         ),
-        "full": _QWEN_ATTENTION,
+        "full": QWEN_ATTENTION,
     },
     "qwen3_5": {
         "gdn": (
@@ -203,7 +136,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
             projection("decay", "in_proj_a.weight"),
             *_QWEN_DELTA,
         ),
-        "full": _QWEN_ATTENTION,
+        "full": QWEN_ATTENTION,
     },
     "olmo_hybrid": {
         "gdn": (
@@ -254,7 +187,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
     "mamba2": {
         "mamba2": (
             projection("input", "in_proj.weight"),
-            _convolution("conv1d.weight"),
+            convolution("conv1d.weight"),
             vector("convolution.bias", "conv1d.bias"),
             vector("skip", "D"),
             vector("norm.scale", "norm.weight"),

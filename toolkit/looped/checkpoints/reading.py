@@ -1,12 +1,16 @@
 """What a config.json says of a model, as fields of `LoopedConfig`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from toolkit._kinds import shown
-from toolkit.looped.checkpoints.families import SOFTMAX, WORDS, Family
-from toolkit.looped.checkpoints.mixtures import mixture_fields
-from toolkit.looped.checkpoints.spelling import prepared, spelled_fields
+from toolkit.experts import ROUTERS
+from toolkit.looped.checkpoints.families import SOFTMAX, WORDS
+from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families.rope import numbers, rope_options
+from toolkit.looped.checkpoints.families.scalars import EPSILON, values_of
+from toolkit.looped.checkpoints.families.spelling import prepared, spelled_fields
+from toolkit.looped.checkpoints.mixtures import COUNTS, mixture_fields
 
 KINDS = {
     int: "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
@@ -26,6 +30,44 @@ KINDS = {
 LATENT_EPSILON = 1e-6
 """That of the norms of latents, which no config.json changes."""
 
+_HARMLESS = (
+    "architectures attention_dropout attn_implementation attn_pdrop auto_map aux_loss_alpha "
+    "bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout "
+    "decoder_start_token_id dtype embd_pdrop embedding_dropout eos_token_id ep_size "
+    "experts_implementation finetuning_task gradient_checkpointing hidden_dropout id2label "
+    "image_token_id initializer_factor initializer_range is_decoder is_encoder_decoder label2id "
+    "language_model_only max_position_embeddings model_type mtp_num_hidden_layers "
+    "mtp_use_dedicated_embeddings num_nextn_predict_layers output_attentions output_hidden_states "
+    "output_router_logits pad_token_id pretraining_tp problem_type qk_head_dim quantization_config "
+    "resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise "
+    "router_z_loss_coef sep_token_id seq_aux task_specific_params tokenizer_class torch_dtype "
+    "transformers_version unk_token_id use_cache video_token_id vision_config vision_end_token_id "
+    "vision_start_token_id"
+)
+HARMLESS = frozenset(_HARMLESS.split())
+"""Settings that change no number of a trained model."""
+
+HARMLESS_OF_ROPE = frozenset(
+    ("rope_type", "type", "mrope_section", "mrope_interleaved", "original_max_position_embeddings")
+)
+"""The same in its rotary settings: the sections of images are alike in a text, and a rule that
+needs a length reads it."""
+
+FIXED: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "clip_qkv": (None,),
+    "mlp_bias": (False, None),
+    "moe_layer_freq": (1, None),
+}
+"""Settings that may have these values only, in families that do not read them."""
+
+OF_EXPERTS = frozenset(
+    (*COUNTS, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "norm_topk_prob",
+     "shared_expert_intermediate_size", "n_group", "topk_group", "routed_scaling_factor",
+     "first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types")
+)  # fmt: skip
+"""Settings of mixtures: `mixture_fields` reads those that its router has."""
+
 REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -33,6 +75,30 @@ REQUIRED = (
     "num_attention_heads",
     "intermediate_size",
 )
+
+
+class Settings(dict):
+    """A config.json that knows which of its settings were read."""
+
+    def __init__(self, *given: Mapping[str, Any]):
+        super().__init__({name: value for part in given for name, value in part.items()})
+        self.known: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.known.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        self.known.add(name)
+        return super().__getitem__(name)
+
+    def unread(self, harmless: frozenset[str]) -> list[str]:
+        """The settings that were not read and say something."""
+        return [
+            name
+            for name, value in self.items()
+            if value is not None and name not in self.known | harmless and name[0] != "_"
+        ]
 
 
 def fields_of(
@@ -53,17 +119,26 @@ def fields_of(
     # Where every layer is a mixture, config.json has no other size.
     required = [name for name in REQUIRED if name != "intermediate_size" or not has_experts]
     _check_settings(settings, most_layers, required)
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type"))
-    known = ("default", "yarn", *(() if family.word == "mla" else ("llama3",)), None)
-    _only("rope_type", kind, known)
-    _only("hidden_act", settings.get("hidden_act"), ("silu", None))
-    rope = {**settings, **rope}
-    if family.router == "gpt_oss":
-        _only("swiglu_limit", settings.get("swiglu_limit"), (7.0, None))
-        _only("swiglu_alpha", settings.get("swiglu_alpha"), (1.702, None))
-        _only("attention_bias", settings.get("attention_bias"), (True, None))
-    _only("clip_qkv", settings.get("clip_qkv"), (None,))
+    older = {new: settings[old] for old, new in family.older.items() if old in settings}
+    settings = Settings(settings, older)
+    settings.known.update(family.older)
+    values, options = _values(family, settings)
+    odd = settings.unread(HARMLESS)
+    if odd:
+        raise ValueError(
+            f"config.json has {odd[0]} {shown(settings[odd[0]])}, which models of this family do "
+            "not have here; remove it if it changes no number."
+        )
+    return fixed | _given(**values) | {"options": options}
+
+
+def _values(family: Family, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of `LoopedConfig`, and options by word."""
+    if not any(name in family.reads for name in ("hidden_act", "hidden_activation")):
+        _only("hidden_act", settings.get("hidden_act"), ("silu", None))
+    for name, allowed in {**FIXED, **family.fixed}.items():
+        if name not in family.reads:
+            _only(name, settings.get(name), allowed)
     values = {
         "vocabulary": settings["vocab_size"],
         "width": settings["hidden_size"],
@@ -71,75 +146,104 @@ def fields_of(
         "loops": settings.get("total_ut_steps"),
         "heads": settings["num_attention_heads"],
         "feed_forward": settings.get("intermediate_size"),
-        "rope_theta": rope.get("rope_theta"),
-        "norm_epsilon": settings.get("rms_norm_eps"),
         "tied_embedding": settings.get("tie_word_embeddings"),
+        "feed_forwards": family.fed,
     }
+    words, made = values["pattern"].split(), {}
+    for name, setting in reads_of(family).items():
+        made |= values_of(setting, name, settings)
+    values |= {name: value for name, value in made.items() if "." not in name}
+    ropes = {word: _rope(family, settings, word) for word in dict.fromkeys(words)}
+    base = next(iter(ropes.values())).get("rope_theta")
+    values["rope_theta"] = base
     attention = {
         **family.attention,
         **_given(
             key_value_heads=settings.get("num_key_value_heads"),
             head_size=settings.get("head_dim"),
-            rotary_fraction=rope.get("partial_rotary_factor"),
         ),
-        **(_rotary_options(rope) if kind == "llama3" else {}),
-        **(_yarn_options(rope) if kind == "yarn" and family.word != "mla" else {}),
+        **_of("softmax", made),
     }
-    if family.mixers == "glm4_moe":
-        attention |= _given(
-            projection_biases=settings.get("attention_bias"),
-            query_key_norm=settings.get("use_qk_norm"),
-        )
-    options = {
-        "full": attention,
-        "window": attention | _given(sliding_window=settings.get("sliding_window")),
-        "gdn": _given(
-            heads=settings.get("linear_num_key_heads"),
-            value_heads=settings.get("linear_num_value_heads"),
-            key_size=settings.get("linear_key_head_dim"),
-            value_size=settings.get("linear_value_head_dim"),
-            convolution_size=settings.get("linear_conv_kernel_dim"),
-        ),
-    }
-    if family.word == "mla":
-        _only("partial_rotary_factor", rope.get("partial_rotary_factor"), (1, None))
-        options["mla"] = _latent_options(settings, rope if kind == "yarn" else None)
-    used = {word: options[word] for word in values["pattern"].split()}
-    fed = {} if family.router is None else mixture_fields(family.router, settings)
-    used |= fed.pop("options", {})
-    return fixed | _given(**values) | fed | {"options": used}
+    options: dict[str, dict[str, Any]] = {family.fed: {**family.dense, **_of("fed", made)}}
+    longest = dict.get(settings, "max_position_embeddings")
+    for word, rope in ropes.items():
+        if word in SOFTMAX:
+            turned = {} if word == "nope" else rope_options(rope, longest)
+            fraction, own = rope.get("partial_rotary_factor"), rope.get("rope_theta")
+            turned |= _given(rotary_fraction=fraction, rope_theta=None if own == base else own)
+            options[word] = attention | turned
+            if word == "window":
+                options[word] |= _given(sliding_window=settings.get("sliding_window"))
+        elif word == "mla":
+            kind = rope.get("rope_type", rope.get("type"))
+            _only("rope_type", kind, ("default", "yarn", None))
+            _only("partial_rotary_factor", rope.get("partial_rotary_factor"), (1, None))
+            options[word] = _latent_options(settings, rope if kind == "yarn" else None)
+        elif word == "gdn":
+            options[word] = _delta_options(settings)
+    for word, rope in ropes.items():
+        if word not in (*SOFTMAX, "mla"):
+            continue
+        if odd := rope.unread(HARMLESS_OF_ROPE):
+            raise ValueError(
+                f"config.json has {odd[0]} {shown(rope[odd[0]])} in its rotary settings, which "
+                "nothing here reads; remove it if it changes no number."
+            )
+    if family.router is not None:
+        settings.known |= OF_EXPERTS
+        scores = ROUTERS[family.router].switches.get("scores", "softmax")
+        _only("scoring_func", settings.get("scoring_func"), (scores, None))
+        method = settings.get("topk_method")
+        if family.router != "deepseek_v2":
+            _only("topk_method", method, ("noaux_tc", None))
+        fed = mixture_fields(family.router, settings)
+        options |= fed.pop("options", {})
+        values |= fed
+    if family.fed not in values["feed_forwards"].split():
+        del options[family.fed]
+    return values, options
 
 
-def _rotary_options(rope) -> dict[str, Any]:
-    """Options of softmax layers whose wavelengths are those of Llama 3.1."""
-    fields = {
-        "rotary_factor": "factor",
-        "rotary_low": "low_freq_factor",
-        "rotary_high": "high_freq_factor",
-        "rotary_original_length": "original_max_position_embeddings",
-    }
-    return _numbers(rope, fields, "llama3 rope")
+def reads_of(family: Family) -> dict[str, Any]:
+    """The settings of a family that are fields of ours."""
+    named = any(setting is EPSILON for setting in family.reads.values())
+    return {**({} if named else {"rms_norm_eps": EPSILON}), **family.reads}
 
 
-def _yarn_options(rope) -> dict[str, Any]:
-    """Options of softmax layers whose wavelengths are those of YaRN, with its own sharpening."""
-    for name in ("attention_factor", "mscale", "mscale_all_dim"):
-        _only(name, rope.get(name), (None,))
-    fields = {"rotary_factor": "factor", "rotary_low": "beta_slow", "rotary_high": "beta_fast"}
-    fields["rotary_original_length"] = "original_max_position_embeddings"
-    numbers = _numbers({"beta_slow": 1, "beta_fast": 32} | rope, fields, "YaRN")
-    return numbers | {"rotary_rule": "yarn", "rotary_truncate": rope.get("truncate", True)}
-
-
-def _numbers(settings, fields: Mapping[str, str], owner: str) -> dict[str, Any]:
-    """Numbers of a config.json by our names for them, lengths as integers."""
-    for name in fields.values():
-        if not isinstance(settings.get(name), int | float):
-            raise ValueError(f"config.json does not say {name!r} of its {owner} in a number.")
+def _of(owner: str, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one owner's paths."""
     return {
-        ours: int(settings[theirs]) if ours.endswith("original_length") else float(settings[theirs])
-        for ours, theirs in fields.items()
+        name.partition(".")[2]: value
+        for name, value in made.items()
+        if name.startswith(f"{owner}.")
     }
+
+
+def _rope(family: Family, settings: Settings, word: str) -> Settings:
+    """The rotary settings of one kind of layer."""
+    own = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    plain = {n: value for n in names if (value := settings.get(n)) is not None}
+    if not family.ropes:
+        return Settings(plain, own)
+    local = settings.get("rope_local_base_freq")
+    theirs = "sliding_attention" if word == "window" else "full_attention"
+    is_nested = any(isinstance(value, dict) for value in own.values())
+    if word == "window" and local is not None:
+        plain["rope_theta"] = local
+    if is_nested:
+        return Settings(plain, own.get(theirs) or {})
+    return Settings(plain, {} if word == "window" else own)
+
+
+def _delta_options(settings: Settings) -> dict[str, Any]:
+    return _given(
+        heads=settings.get("linear_num_key_heads"),
+        value_heads=settings.get("linear_num_value_heads"),
+        key_size=settings.get("linear_key_head_dim"),
+        value_size=settings.get("linear_value_head_dim"),
+        convolution_size=settings.get("linear_conv_kernel_dim"),
+    )
 
 
 def _latent_options(settings, yarn) -> dict[str, Any]:
@@ -163,7 +267,7 @@ def _latent_options(settings, yarn) -> dict[str, Any]:
     fields = {f"yarn_{name}": name for name in own}
     fields["yarn_original_length"] = "original_max_position_embeddings"
     truncate = {"yarn_truncate": yarn.get("truncate", True)}
-    return found | _numbers(yarn, fields, "YaRN") | truncate
+    return found | numbers(yarn, fields, "YaRN") | truncate
 
 
 def _check_settings(settings, most_layers, required):
@@ -194,23 +298,34 @@ def _given(**fields):
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _layers(family, settings) -> Iterable[str]:
-    count, types = settings["num_hidden_layers"], settings.get("layer_types")
+def _layers(family: Family, settings: Settings) -> list[str]:
+    count, types = settings["num_hidden_layers"], None
     if family.word is not None:
         return [family.word] * count
+    window, is_used = settings.get("sliding_window"), settings.get("use_sliding_window", True)
+    slides, first = window and is_used, settings.get("max_window_layers") or 0
+    if family.layers == "alike":
+        for kind in settings.get("layer_types") or ():
+            _only("layer_types", kind, ("full_attention", None))
+        _only("sliding_window", window if slides else None, (None,))
+        return ["full"] * count
+    if family.layers == "types":
+        types = settings.get("layer_types")
+        every = ["full_attention_interval", "sliding_window_pattern", "_sliding_window_pattern"]
+        every = next((n for name in every if (n := settings.get(name))), family.period)
+        period = every if isinstance(every, int) else family.period
     if types is not None:
         _only("layer_types", next((t for t in types if t not in [*WORDS]), None), [*WORDS, None])
-        return (WORDS[kind] for kind in types)
-    if family.period > 1:
-        period = settings.get("full_attention_interval", family.period)
-        return ("gdn" if (layer + 1) % period else "full" for layer in range(count))
-    slides = settings.get("sliding_window") and settings.get("use_sliding_window", True)
-    first = settings.get("max_window_layers", 0) if slides else count
-    return ("full" if layer < first else "window" for layer in range(count))
+        words = [WORDS[kind] for kind in types]
+    elif family.layers == "types" and family.period > 1:
+        words = [family.between if (layer + 1) % period else "full" for layer in range(count)]
+    else:
+        first = first if slides else count
+        words = ["full" if layer < first else "window" for layer in range(count)]
+    return words if family.pattern is None else family.pattern(settings, words)
 
 
 def _only(name, value, known):
     if value not in known:
-        raise ValueError(
-            f"config.json has {name} {value!r}; known are {', '.join(map(repr, known[:-1]))}."
-        )
+        named = ", ".join(map(repr, known[:-1] or known))
+        raise ValueError(f"config.json has {name} {value!r}; known are {named}.")

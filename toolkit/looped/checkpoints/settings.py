@@ -5,39 +5,62 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.experts import ROUTERS
-from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX, WORDS, Family
+from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX, WORDS
+from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families.rope import rope_settings
+from toolkit.looped.checkpoints.families.spelling import spelled_settings
 from toolkit.looped.checkpoints.mixtures import HIDDEN_IS_OF_EXPERTS
-from toolkit.looped.checkpoints.reading import fields_of
-from toolkit.looped.checkpoints.spelling import spelled_settings
+from toolkit.looped.checkpoints.reading import fields_of, reads_of
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
 ARCHITECTURES = {
+    "arcee": "Arcee",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "ernie4_5": "Ernie4_5",
+    "exaone4": "Exaone4",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "glm": "Glm",
+    "glm4": "Glm4",
     "glm4_moe": "Glm4Moe",
     "glm4_moe_lite": "Glm4MoeLite",
+    "gpt_neox": "GPTNeoX",
     "gpt_oss": "GptOss",
+    "granite": "Granite",
+    "helium": "Helium",
+    "jais2": "Jais2",
     "kimi_k2": "DeepseekV3",
     "kimi_linear": "KimiLinear",
     "llama": "Llama",
+    "minicpm3": "MiniCPM3",
+    "ministral": "Ministral",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
+    "nemotron": "Nemotron",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
     "olmoe": "Olmoe",
     "ouro": "Ouro",
+    "phi": "Phi",
+    "phi3": "Phi3",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "qwen3_5_text": "Qwen3_5",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
+    "seed_oss": "SeedOss",
+    "smollm3": "SmolLM3",
+    "stablelm": "StableLm",
+    "starcoder2": "Starcoder2",
+    "vaultgemma": "VaultGemma",
 }
 """What transformers calls the families' classes, before "ForCausalLM"."""
-
-WITHOUT_LAYER_TYPES = ("llama", "mistral", "mixtral", "olmoe", "qwen3_moe", "ouro", "glm4_moe")
-"""Families whose layers are all alike: windowed where `sliding_window` is set."""
-
-LLAMA3_TURNS = ("low_freq_factor", "high_freq_factor")
 
 LISTS_FEED_FORWARDS = ("glm4_moe_lite",)
 """Families whose config.json names the feed-forward layer of every layer."""
@@ -46,6 +69,13 @@ OF_TRAINING = {
     "dtype", "remat", "embedding_std", "feed_forward_multiple_of", "backward_loops", "options",
 }  # fmt: skip
 """Fields of `LoopedConfig` that change nothing in what a trained model computes."""
+
+
+NONE_IS_NONE = (
+    "head_soft_cap", "logits_soft_cap", "rotary_factor", "rotary_divisors", "rotary_amplitude",
+    "longest",
+)  # fmt: skip
+"""Fields whose None means that there is none; elsewhere it means what follows from other sizes."""
 
 
 def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
@@ -62,32 +92,24 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
         "num_hidden_layers": len(config.layers),
         "num_attention_heads": config.heads,
         "intermediate_size": config.feed_forward_size,
-        "rms_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": config.tied_embedding,
-        "hidden_act": "silu",
+        "pad_token_id": None,  # some families would have one beyond a small vocabulary
     }
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
+    if "hidden_activation" not in family.reads:
+        found["hidden_act"] = "silu"
     softmax = next((getattr(config, word) for word in config.layers if word in SOFTMAX), None)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
     if softmax is not None:
         found["num_key_value_heads"] = softmax.key_value_heads or config.heads
         found["head_dim"] = softmax.head_size or config.width // config.heads
-        if softmax.rotary_factor is not None:
-            is_yarn = softmax.rotary_rule == "yarn"
-            low, high = ("beta_slow", "beta_fast") if is_yarn else LLAMA3_TURNS
-            rope |= {
-                "rope_type": softmax.rotary_rule,
-                "factor": softmax.rotary_factor,
-                low: softmax.rotary_low,
-                high: softmax.rotary_high,
-                "original_max_position_embeddings": softmax.rotary_original_length,
-            }
-            if is_yarn:
-                rope["truncate"] = softmax.rotary_truncate
-        if softmax.rotary_fraction != 1:
-            rope["partial_rotary_factor"] = softmax.rotary_fraction
-        if style == "glm4_moe":
-            found["attention_bias"] = softmax.projection_biases
-            found["use_qk_norm"] = softmax.query_key_norm
+        turned = [word for word in config.layers if word in SOFTMAX and word != "nope"]
+        rope = _rope(config, turned[0]) if turned else rope
+    if family.ropes:
+        kinds = {"full_attention": "full", "sliding_attention": "window"}
+        rope = {theirs: _rope(config, ours) for theirs, ours in kinds.items()}
+    for name, setting in reads_of(family).items():
+        value = _value_of(setting.ours[0], family.fed, config)
+        found[name] = None if value is None else setting.write(value, found)
     if family.word == "mla":
         found |= _latent_settings(config)
         if config.mla.yarn_factor is not None:
@@ -95,12 +117,15 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
             rope |= {name: getattr(config.mla, f"yarn_{name}") for name in own}
             rope["rope_type"] = "yarn"
             rope["original_max_position_embeddings"] = config.mla.yarn_original_length
-    elif style not in WITHOUT_LAYER_TYPES:
-        words = {ours: theirs for theirs, ours in WORDS.items()}
+    elif family.layers == "types":
+        words = {ours: theirs for theirs, ours in WORDS.items()} | {"nope": "full_attention"}
         found["layer_types"] = [words.get(word, word) for word in config.layers]
+    if style == "smollm3":
+        found["no_rope_layers"] = [int(word != "nope") for word in config.layers]
     windows = "window" in config.layers
-    found["sliding_window"] = config.window.sliding_window if windows else None
-    if style in ("qwen2", "qwen3"):
+    if windows or family.layers != "alike":
+        found["sliding_window"] = config.window.sliding_window if windows else None
+    if style in ("qwen2", "qwen3", "smollm3"):
         found["use_sliding_window"] = windows
         found["max_window_layers"] = list(config.layers).index("window") if windows else 0
     if "gdn" in config.layers:
@@ -119,7 +144,26 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
     if style in LISTS_FEED_FORWARDS:
         kinds = {"moe": "sparse", "swiglu": "dense"}
         found["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
+    if family.ropes:
+        return found | {"rope_parameters": rope}
     return found | {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+
+
+def _rope(config: LoopedConfig, word: str) -> dict[str, Any]:
+    options = getattr(config, word)
+    return rope_settings(options, options.rope_theta or config.rope_theta)
+
+
+def _value_of(path: str, fed: str, config: LoopedConfig) -> Any:
+    """The value of a path of `scalars.py`."""
+    owner, _, name = path.rpartition(".")
+    if not owner:
+        return getattr(config, name)
+    words = [word for word in config.layers if word in SOFTMAX] if owner == "softmax" else [fed]
+    value = getattr(getattr(config, words[0]), name) if words else None
+    if name == "score_scale" and value is None and words:
+        return LAYERS[words[0]].sizes_of(config).head_size ** -0.5
+    return value
 
 
 def _spelled(family: Family, config: LoopedConfig) -> dict[str, Any]:
@@ -192,26 +236,36 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
     ours, theirs = dataclasses.asdict(config), dataclasses.asdict(read)
     for held, model in ((ours, config), (theirs, read)):
         held["feed_forwards"] = model.feed_forward_words
-    if "swiglu" not in config.feed_forward_words:
+    if {*config.feed_forward_words} == {"moe"}:
         del ours["feed_forward"]
     # What is None follows from other sizes, and was written out as what follows.
     spelling = FAMILIES[style].spelling
-    without_use = {"heads", "rope_theta"} - {*(ours if spelling is None else spelling.sizes)}
+    without_use = (
+        {"rope_theta"} if spelling is None else {"heads", "rope_theta"} - {*spelling.sizes}
+    )
     odd = [
         name
         for name, value in ours.items()
-        if name not in OF_TRAINING | without_use and value is not None and value != theirs[name]
+        if name not in OF_TRAINING | without_use and _differs(name, value, theirs[name])
     ]
-    used = sorted({*config.layers} | ({"moe"} & {*config.feed_forward_words}))
-    for word in used:
+    for word in sorted({*config.layers, *config.feed_forward_words}):
         mine, other = (dataclasses.asdict(getattr(c, word)) for c in (config, read))
+        for held, model in ((mine, config), (other, read)):
+            held["rope_theta"] = held.get("rope_theta") or model.rope_theta
         odd += [
             f"{word}.{name}"
             for name, value in mine.items()
-            if value is not None and value != other.get(name) and name != "quantised_cache"
+            if _differs(name, value, other.get(name))
+            and name != "quantised_cache"
+            and not (word == "nope" and name.startswith("ro"))
         ]
     if odd:
         name = odd[0]
         word, _, option = name.rpartition(".")
-        held = getattr(getattr(config, word) if word else config, option)
+        owner = getattr(config, word) if word else config
+        held = getattr(owner, option, None) or getattr(config, option, None)
         raise ValueError(f"style {style!r} cannot express {name} {held!r} of this model.")
+
+
+def _differs(name: str, ours: Any, theirs: Any) -> bool:
+    return ours != theirs and (ours is not None or name in NONE_IS_NONE)

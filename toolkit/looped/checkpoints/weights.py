@@ -11,7 +11,9 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit._compat import set_value
-from toolkit.looped.checkpoints.names import STYLES, WeightRule
+from toolkit.looped.checkpoints.names import STYLES
+from toolkit.looped.checkpoints.rules import WeightRule
+from toolkit.looped.checkpoints.softmax_names import FLEXIBLE
 from toolkit.looped.checkpoints.tensors import StoredTensor, files_of, given_tensors, stored_tensors
 from toolkit.looped.feed_forward import ChoiceBias
 
@@ -72,7 +74,11 @@ def _rules(layer, style):
     rules = STYLES[style]
     if layer.word not in rules:
         raise ValueError(f"style {style!r} fills layers {listed(rules)}, not {layer.word!r}.")
-    return rules[layer.word]
+    return [
+        rule
+        for rule in rules[layer.word]
+        if style not in FLEXIBLE or all(part_of(layer, path) is not None for path in rule.ours)
+    ]
 
 
 def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -144,7 +150,9 @@ def parameter_paths(module: Any) -> set[str]:
 
 
 def part_of(module: Any, path: str) -> Any:
-    """The module at a path such as "blocks.0.mixer"."""
+    """The module or parameter at a path such as "blocks.0.mixer"; None beyond an absent one."""
     for name in path.split(".") if path else ():
+        if module is None:
+            return None
         module = module[int(name)] if name.isdecimal() else getattr(module, name)
     return module

@@ -22,7 +22,7 @@ from toolkit._checks import checked
 from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.files import check_finite
 from toolkit.looped.checkpoints.models import parts
-from toolkit.looped.checkpoints.names import WeightRule
+from toolkit.looped.checkpoints.rules import WeightRule
 from toolkit.looped.checkpoints.settings import ARCHITECTURES, check_settings, settings_of
 from toolkit.looped.checkpoints.tensors import INDEX
 from toolkit.looped.checkpoints.weights import part_of
@@ -97,7 +97,7 @@ def save_checkpoint(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     _write_json(unfinished / "config.json", written)
-    ids = {name: written[name] for name in GENERATION if name in written}
+    ids = {name: written[name] for name in GENERATION if written.get(name) is not None}
     if ids:
         _write_json(unfinished / "generation_config.json", ids)
     for name in TOKENIZER_FILES if tokenizer is not None else ():
@@ -145,7 +145,7 @@ def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...]
         for layer in range(len(config.layers))
         if style in ("mixtral", "kimi_linear")
     }
-    for place in parts(family, config, "model.", spelling):
+    for place in parts(family, config, family.prefix, spelling):
         module = part_of(model, place.module)
         for rule in place.rules:
             ours = [part_of(module, path) for path in rule.ours]
@@ -192,7 +192,7 @@ def _inverted(
 ) -> jax.Array:
     """Some rows of the tensor of which a rule makes these parameters."""
     places = jnp.arange(math.prod(shape), dtype=jnp.int32).reshape(shape)
-    added = rule.convert(module, jnp.zeros((1,) * len(shape), jnp.int32)) if len(ours) == 1 else [0]
+    added = rule.convert(module, jnp.zeros(shape, jnp.int32)) if len(ours) == 1 else [0]
     offset = np.asarray(added[0]).ravel()[:1].astype(np.float32).sum()
     tensor = np.empty(math.prod(shape), np.float32)
     for parameter, source in zip(ours, rule.convert(module, places), strict=True):

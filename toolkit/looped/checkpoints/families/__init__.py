@@ -1,0 +1,14 @@
+"""The families of published models, and what their config.json says.
+
+table.py       FAMILIES, one row per `model_type`
+family.py      Family, the columns of the table
+attention.py   the rows of families of attention alone
+scalars.py     settings that are fields of ours
+rope.py        rotary positions
+spelling.py    families whose whole config.json is said by a table
+"""
+
+from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families.table import FAMILIES, PREFIXES, SOFTMAX, WORDS
+
+__all__ = ["FAMILIES", "PREFIXES", "SOFTMAX", "WORDS", "Family"]

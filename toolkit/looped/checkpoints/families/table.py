@@ -1,0 +1,68 @@
+"""The families of published models, one row each: their layers, names and switches.
+
+Around the token mixers most use the same names: "embed_tokens", "layers.N" with two norms and a
+SwiGLU, "norm", "lm_head". They differ in the mixers, in whether a norm stores its scale or the
+scale minus one, and in the fields of `Family`.
+"""
+
+from toolkit.looped.checkpoints.families import scalars
+from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
+from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families.spelling import KIMI_LINEAR
+from toolkit.looped.checkpoints.rules import from_zero
+
+PREFIXES = {
+    "full": "self_attn.",
+    "window": "self_attn.",
+    "nope": "self_attn.",
+    "mla": "self_attn.",
+    "gdn": "linear_attn.",
+    "kda": "self_attn.",
+}
+"""Prefix of the mixer's tensors in a layer."""
+
+SOFTMAX = ("full", "window", "nope")
+WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
+"""Words of config.json's `layer_types` and ours."""
+
+_QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
+_OSS = {"projection_biases": True, "output_bias": True, "sinks": True}
+_OSS_FIXED = {
+    "swiglu_limit": (7.0, None),
+    "swiglu_alpha": (1.702, None),
+    "attention_bias": (True, None),
+}
+_LITE = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8}
+_LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
+_QWEN3 = ACT | {"attention_bias": scalars.ATTENTION_BIAS}
+_GLM = {"attention_bias": scalars.QKV_BIAS, "use_qk_norm": scalars.QK_NORM}
+
+FAMILIES: dict[str, Family] = ATTENTION | {
+    "deepseek_v2": Family("deepseek_v3", word="mla", router="deepseek_v2"),
+    "deepseek_v3": Family("deepseek_v3", word="mla", router="deepseek_v3"),
+    "glm4_moe": Family("glm4_moe", router="glm4_moe", reads=_GLM, layers="alike"),
+    "glm4_moe_lite": Family("deepseek_v3", word="mla", router="glm4_moe", defaults=_LITE),
+    "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss", fixed=_OSS_FIXED),
+    "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
+    "kimi_linear": Family("kimi_linear", router="kimi_linear", spelling=KIMI_LINEAR),
+    "llama": Family("softmax", reads=LLAMA, layers="alike"),
+    "mistral": Family("softmax", reads=ACT, layers="window"),
+    "mixtral": Family("llama", router="mixtral", layers="window"),
+    "olmoe": Family("qwen3", attention={"projection_norm": True}, router="olmoe", layers="alike"),
+    "qwen2": Family("softmax", attention={"projection_biases": True}, reads=ACT),
+    "qwen3": Family("softmax", attention={"query_key_norm": True}, reads=_QWEN3),
+    "qwen3_moe": Family(
+        "qwen3", attention={"query_key_norm": True}, router="qwen3_moe", layers="window"
+    ),
+    "ouro": Family(
+        "llama", switches=_LOOPS, layers="alike", fixed={"early_exit_threshold": (1.0, None)}
+    ),
+    "qwen3_next": Family("qwen3_next", from_zero, attention=_QWEN, period=4, router="qwen3_next"),
+    "qwen3_5": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
+    "qwen3_5_text": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
+    "qwen3_5_moe": Family("qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"),
+    "qwen3_5_moe_text": Family(
+        "qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"
+    ),
+}
+"""Families by the `model_type` of config.json."""
