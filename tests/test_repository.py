@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,9 @@ def test_binder_pins_every_dependency_within_its_bounds():
     for requirement in wanted:
         if requirement.name != PROJECT["name"]:
             assert pins[requirement.name] in requirement.specifier, requirement
+
+
+def test_no_two_test_files_have_one_name():
+    """Tests import one another by bare names."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]

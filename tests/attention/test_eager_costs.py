@@ -63,6 +63,7 @@ def dispatch():
     return lambda: program(*arrays)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", MIXERS)
 def test_an_eager_call_costs_a_dispatch_and_little_more(name):
     for function, arrays in calls(name):
@@ -104,6 +105,7 @@ def waits(function, arrays):
     return True
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", MIXERS)
 def test_no_call_waits_for_what_the_device_still_computes(name):
     for function, arrays in calls(name):

@@ -16,8 +16,6 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.testing import layers
 
 WORDS = (*MIXERS, "nope", "conv")
-# Their caches are those of mamba2, gdn and kda.
-AS_OTHERS = {"linear", "retention", "hgrn2", "delta", "comba", "gdn2", "delta_product", "efla"}
 NOT_IN_TEST_LOOPED_MODEL = [word for word in WORDS if word not in ("full", "window", "gdn")]
 
 
@@ -25,11 +23,14 @@ def test_every_mixer_has_a_layer():
     assert set(LAYERS) - {"mla", "nope", "conv"} == set(MIXERS)
 
 
-@pytest.mark.parametrize("word", by_night(AS_OTHERS, WORDS))
+# By day tests/attention asks the same of every mixer; here on a layer of each family.
+@pytest.mark.by_family
+@pytest.mark.parametrize("word", WORDS)
 def test_prefill_and_steps_equal_the_parallel_form(word):
     layers.prefill_and_steps_equal_the_parallel_form(word)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("word", WORDS)
 def test_neither_the_future_nor_another_document_is_seen(word):
     layers.neither_the_future_nor_another_document_is_seen(word)

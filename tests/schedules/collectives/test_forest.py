@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from test_optimum import connected_graphs, graph, random_network
+from test_collective_optimum import connected_graphs, graph, random_network
 
 from toolkit.schedules.collectives import (
     Forest,
