@@ -14,7 +14,7 @@ FLOORS = {
     "testing": {"attention", "looped"},
     "eject": {"attention"},
     "conversion": {"looped", "training"},
-    "language": {"experts", "looped", "measure", "parallel", "training"},
+    "language": {"experts", "looped", "measure", "parallel", "schedules", "training"},
     "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
 }
 GROUND_TO_LANGUAGE = set(FLOORS)

@@ -60,12 +60,10 @@ class Pipeline:
         Parallelism", 2023 (arXiv:2401.10241) for split backward passes.
 
     Example:
-        >>> from toolkit.parallel import make_mesh
-        >>> from toolkit.schedules import one_forward_one_backward
-        >>> here = make_mesh({"stage": 1}, devices=jax.devices()[:1])
-        >>> how = {"schedule": one_forward_one_backward(1, 4), "mesh": here}
-        >>> run = Pipeline(lambda w, x, _: jnp.tanh(x @ w), first=lambda shared, data: data,
-        ...     last=lambda shared, x, data: jnp.sum(x**2), weights=[jnp.eye(3)], **how)
+        >>> from toolkit.schedules import gpipe
+        >>> how = {"schedule": gpipe(1, 4), "mesh": jax.sharding.Mesh(jax.devices()[:1], "stage")}
+        >>> ends = {"first": lambda _, data: data, "last": lambda _, x, data: jnp.sum(x**2)}
+        >>> run = Pipeline(lambda w, x, _: jnp.tanh(x @ w), weights=[jnp.eye(3)], **ends, **how)
         >>> loss, (gradients, _) = run(run.place([jnp.eye(3)]), (), jnp.ones((4, 2, 3)))
     """
 

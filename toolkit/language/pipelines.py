@@ -1,0 +1,193 @@
+"""A looped language model as a pipeline: its loops and groups of layers are the stages."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Int
+
+from toolkit._checks import checked
+from toolkit._compat import module_list
+from toolkit.looped import LoopedLM
+from toolkit.looped.blocks import run_blocks
+from toolkit.looped.loop_rows import row_of
+from toolkit.parallel.pipeline import Context, Pipeline
+from toolkit.schedules import Schedule
+
+
+class LanguagePipeline(NamedTuple):
+    """A language model cut into stages.
+
+    Attributes:
+        pipeline: what runs it.
+        weights: the parameters of each group of layers, for `pipeline.place`.
+        shared: those of the embedding, the head, and all that is not a looped layer.
+        graph: structure of the shared part.
+
+    Example:
+        >>> LanguagePipeline(pipeline=None, weights=[], shared={}, graph=None).weights
+        []
+    """
+
+    pipeline: Pipeline
+    weights: list[Any]
+    shared: Any
+    graph: Any
+
+    def write(self, model: LoopedLM, placed: Any, shared: Any) -> None:
+        """Copy placed weights and shared parameters into a model of the same configuration."""
+        layers = [layer for row in self.pipeline.unplace(placed) for layer in row]
+        for block, layer in zip(model.blocks, layers, strict=True):
+            nnx.update(block, layer)
+        nnx.update(model, shared)
+
+
+@checked
+def pipeline_language_model(
+    model: LoopedLM,
+    schedule: Schedule,
+    mesh: Mesh,
+    *,
+    axis: str = "stage",
+    data: Sequence[str] = (),
+    layers: Sequence[int] | None = None,
+    recompute: bool | Sequence[int] = False,
+) -> LanguagePipeline:
+    """Cut a looped model into the stages of a schedule.
+
+    With T loops of N layers and S stages, stage s is group s mod S/T of the layers in loop
+    s div S/T. Stages of one group share its parameters, and must lie on one device: as they do in
+    `interleaved`, with the groups as devices and the loops as chunks. The embedding and the prelude
+    come before the first stage; the coda, the head and the loss after the last.
+
+    Args:
+        model: the model.
+        schedule: of a multiple of T stages.
+        mesh: the devices.
+        axis: mesh axis of the pipeline.
+        data: mesh axes that cut the batch.
+        layers: how many layers each group has; None: as equal as possible.
+        recompute: as of `Pipeline`.
+
+    Returns:
+        The pipeline, which takes batches as `pipeline_batch` makes them, and its parameters.
+
+    Raises:
+        ValueError: the model passes something between layers or loops that no stage passes on.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit import looped, schedules
+        >>> model = looped.LoopedLM(looped.LoopedConfig.tiny("full", loops=2), rngs=nnx.Rngs(0))
+        >>> mesh = jax.sharding.Mesh(jax.devices()[:1], "stage")
+        >>> cut = pipeline_language_model(model, schedules.interleaved(1, 4, chunks=2), mesh)
+    """
+    config = model.config
+    for name in ("ladder_residual", "residual_group", "backward_loops", "random_start"):
+        if getattr(config, name):
+            raise ValueError(f"model: {name} is {getattr(config, name)}; a pipeline wants none")
+    groups, rest = divmod(schedule.stages, config.loops)
+    if rest or not 1 <= groups <= len(config.layers):
+        raise ValueError(
+            f"schedule: got {schedule.stages} stages; wanted a multiple of the {config.loops} "
+            f"loops, with at most {len(config.layers)} layers each"
+        )
+    sizes = [len(part) for part in np.array_split(config.layers, groups)]
+    sizes = sizes if layers is None else list(layers)
+    if len(sizes) != groups or min(sizes) < 1 or sum(sizes) != len(config.layers):
+        raise ValueError(f"layers: got {sizes}, wanted {groups} groups of {len(config.layers)}")
+    ends = np.cumsum(sizes).tolist()
+    parts = [nnx.split(block, nnx.Param, ...) for block in model.blocks]
+    bare = nnx.clone(model)
+    bare.blocks = module_list([])
+    graph, shared, other = nnx.split(bare, nnx.Param, ...)
+    if jax.tree.leaves([other, [part[2] for part in parts]]):
+        raise ValueError("model: it has state beside its parameters, which a pipeline cannot move")
+    keeps_start = config.residual_gate and groups > 1
+    known: dict[Any, Any] = {}
+
+    def stage_of(tau: int, group: int) -> Any:
+        """The function of a stage; stages that do the same have the same."""
+        within = slice(ends[group] - sizes[group], ends[group])
+        graphs, windows = [part[0] for part in parts[within]], config.loop_windows[tau][within]
+        is_first, is_last = group == 0, group == groups - 1
+        matters = (
+            is_first and (config.loop_embedding or config.input_injection or keeps_start),
+            is_last and (config.residual_gate or config.norm_every_loop),
+        )
+
+        def stage(rows: Any, x: dict[str, Array], context: Context) -> dict[str, Array]:
+            model = nnx.merge(graph, context.shared)
+            row = row_of(model.loop_rows(), context.stage // groups)
+            blocks = [nnx.merge(*pair) for pair in zip(graphs, rows, strict=True)]
+            start = x["start"] if keeps_start and not is_first else x["h"]
+            h = model._loop_input(x["h"], row.embedding, x.get("injected")) if is_first else x["h"]
+            segment_ids = context.data.get("segment_ids")
+            h, _ = run_blocks(blocks, h, windows=windows, segment_ids=segment_ids)
+            h = model._loop_output(h, row.rho, start) if is_last else h
+            return {**x, "h": h} | ({"start": start} if keeps_start else {})
+
+        return known.setdefault((tuple(graphs), windows, matters), stage)
+
+    def first(shared: Any, data: dict[str, Array]) -> dict[str, Array]:
+        model = nnx.merge(graph, shared)
+        h = model.embedding(data["tokens"])
+        h, _ = run_blocks(model.prelude, h, segment_ids=data.get("segment_ids"))
+        x = {"h": h} | ({"injected": h} if config.input_injection else {})
+        return x | ({"start": jnp.zeros_like(h)} if keeps_start else {})
+
+    def last(shared: Any, x: dict[str, Array], data: dict[str, Array]) -> Array:
+        model = nnx.merge(graph, shared)
+        h, _ = run_blocks(model.coda, x["h"], segment_ids=data.get("segment_ids"))
+        targets = jnp.maximum(data["targets"], 0)
+        losses = optax.softmax_cross_entropy_with_integer_labels(model.head(h), targets)
+        return jnp.sum(losses * data["share"].astype(losses.dtype))
+
+    weights = [
+        [part[1] for part in parts[end - size : end]] for size, end in zip(sizes, ends, strict=True)
+    ]
+    pipeline = Pipeline(
+        [stage_of(*divmod(s, groups)) for s in range(schedule.stages)],
+        first=first, last=last, weights=weights, schedule=schedule, mesh=mesh, axis=axis,
+        data=data, tied=[s % groups for s in range(schedule.stages)], recompute=recompute,
+    )  # fmt: skip
+    return LanguagePipeline(pipeline, weights, shared, graph)
+
+
+@checked
+def pipeline_batch(
+    batch: tuple[Int[Array, "batch time"], ...], microbatches: int
+) -> dict[str, Array]:
+    """A batch cut into microbatches, with each token's share of the mean loss.
+
+    The sum of the microbatches' losses is then `next_byte_loss` of the batch, however many tokens
+    of a microbatch count.
+
+    Args:
+        batch: inputs and targets [batch, time], and for packed documents segment ids; targets below
+            0 do not count then.
+        microbatches: how many, a divisor of the batch.
+
+    Returns:
+        Arrays [microbatches, batch / microbatches, time].
+
+    Example:
+        >>> tokens = jnp.zeros((4, 8), int)
+        >>> pipeline_batch((tokens, tokens), microbatches=2)["share"].shape
+        (2, 2, 8)
+    """
+    inputs, targets, *packed = batch
+    if microbatches < 1 or inputs.shape[0] % microbatches:
+        raise ValueError(
+            f"microbatches: got {microbatches}, wanted a divisor of the batch {inputs.shape[0]}"
+        )
+    counts = jnp.broadcast_to(targets >= 0, targets.shape) if packed else jnp.ones(targets.shape)
+    found = {"tokens": inputs, "targets": targets, "share": counts / counts.sum()}
+    found |= {"segment_ids": packed[0]} if packed else {}
+    cut = (microbatches, inputs.shape[0] // microbatches)
+    return {name: array.reshape(*cut, *array.shape[1:]) for name, array in found.items()}
