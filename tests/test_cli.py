@@ -135,3 +135,22 @@ def test_a_port_in_use_is_named(toolkit):
         status, _, err = toolkit("lab", "--port", port)
     assert status == 2
     assert f"port: {port}" in err
+
+
+def test_plan_collective_prints_the_certificate_and_writes_msccl(toolkit, tmp_path):
+    file = tmp_path / "algorithm.xml"
+    status, out, _ = toolkit(
+        "plan-collective", "dgx1", "--op", "all-gather", "--size", "64MB", "--msccl", file
+    )
+    assert status == 0
+    assert "171.43 GB/s = 1200/7" in out
+    assert file.read_text().startswith("<algo")
+    for arguments, complaint in (
+        (("ring:8", "--size", "much"), "size must be a number of bytes"),
+        (("v9:4x4",), "not a TPU of the table"),
+        (("ring:8", "--root", "9", "--op", "reduce"), "root must be 0 to 7; got 9"),
+    ):
+        status, _, err = toolkit("plan-collective", *arguments)
+        assert status == 2
+        assert complaint in err
+        assert len(err.splitlines()) == 1

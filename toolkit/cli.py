@@ -13,6 +13,7 @@ from typing import Annotated
 import tyro
 
 from toolkit.cli_cluster import explain, launch, plan
+from toolkit.cli_collectives import plan_collective
 from toolkit.cli_language import enable_compilation_cache as _enable_compilation_cache
 from toolkit.cli_language import export, generate, train
 from toolkit.cli_results import bench, eject, experiment
@@ -91,6 +92,7 @@ _FUNCTIONS = (
     generate,
     export,
     plan,
+    plan_collective,
     explain,
     bench,
     audit_sparse,

@@ -18,7 +18,7 @@ from toolkit.schedules.collectives import (
     ring,
     torus,
 )
-from toolkit.schedules.collectives.topology import from_cables
+from toolkit.schedules.collectives.fabrics.topology import from_cables
 
 # Name -> 1/x* of an all-gather.
 GOLDEN = {

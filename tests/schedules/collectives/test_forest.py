@@ -22,9 +22,9 @@ from toolkit.schedules.collectives import (
     ring,
     to_program,
 )
-from toolkit.schedules.collectives.flow import Network
-from toolkit.schedules.collectives.splitting import split_switches
-from toolkit.schedules.collectives.supply import Supply
+from toolkit.schedules.collectives.packed.flow import Network
+from toolkit.schedules.collectives.packed.splitting import split_switches
+from toolkit.schedules.collectives.packed.supply import Supply
 
 NAMES = [
     "ring:4", "ring:8", "path:5", "complete:5", "star:8", "torus:3x3", "torus:2x4", "mesh:2x3",

@@ -1,6 +1,6 @@
 """Collectives as data: networks, the best throughput on them, and trees that reach it.
 
-Networks (`topology.py`, `shapes.py`, `machines.py`):
+Networks (`fabrics/`):
 
 * `Topology`: compute nodes, switches, and directed links with exact rates
 * `named_topology`: a network by its name, such as "a100:2x8", "v5e:4x4" or "torus:4x4"
@@ -14,11 +14,22 @@ The best throughput (`optimum.py`):
 * `optimum`: the best throughput of a collective as a fraction, with the cut that proves it
 * `Optimum`: the result
 
-Trees (`trees.py`, `forest.py`):
+Trees (`trees.py`, `forest.py`, `packed/`):
 
 * `forest`: trees that reach the optimum (ForestColl)
 * `Forest`: a collective as trees, with the load of every link
 * `Tree`, `Edge`: a spanning tree with its share of the data; one step of it
+
+What the field runs (`baselines.py`, `rings.py`), and times (`times.py`):
+
+* `ring_forest`, `grid_rings`: rings over all ranks, one or two ways, or along the axes of a grid
+* `halving_doubling`: recursive doubling and halving
+* `double_binary_trees`: pairs of binary trees
+* `disjoint_rings`: orders of ranks whose rings share no link's rate
+* `nccl_choice`: such rings or double binary trees, whichever is faster at a size
+* `pipelined`: the modelled time of a forest, with the best number of chunks
+* `Pipelining`: the result
+* `plan_report`: throughput, cut, trees and times by size, in words (`report.py`)
 
 Execution with symbols (`program.py`):
 
@@ -28,24 +39,21 @@ Execution with symbols (`program.py`):
 * `to_msccl`, `from_msccl`: programs as XML that GPUs run, and back (`msccl.py`)
 """
 
-from toolkit.schedules.collectives.forest import forest
-from toolkit.schedules.collectives.machines import (
+from toolkit.schedules.collectives.baselines import (
+    double_binary_trees,
+    grid_rings,
+    halving_doubling,
+    nccl_choice,
+    ring_forest,
+)
+from toolkit.schedules.collectives.fabrics.machines import (
     dgx1,
     gpu_boxes,
     mi250,
     named_topology,
     tpu_slice,
 )
-from toolkit.schedules.collectives.msccl import from_msccl, to_msccl
-from toolkit.schedules.collectives.optimum import Optimum, optimum
-from toolkit.schedules.collectives.program import (
-    Message,
-    Program,
-    forest_faults,
-    program_faults,
-    to_program,
-)
-from toolkit.schedules.collectives.shapes import (
+from toolkit.schedules.collectives.fabrics.shapes import (
     circulant,
     complete,
     fat_tree,
@@ -56,7 +64,20 @@ from toolkit.schedules.collectives.shapes import (
     star,
     torus,
 )
-from toolkit.schedules.collectives.topology import Topology, read_topology
+from toolkit.schedules.collectives.fabrics.topology import Topology, read_topology
+from toolkit.schedules.collectives.forest import forest
+from toolkit.schedules.collectives.msccl import from_msccl, to_msccl
+from toolkit.schedules.collectives.optimum import Optimum, optimum
+from toolkit.schedules.collectives.program import (
+    Message,
+    Program,
+    forest_faults,
+    program_faults,
+    to_program,
+)
+from toolkit.schedules.collectives.report import plan_report
+from toolkit.schedules.collectives.rings import disjoint_rings
+from toolkit.schedules.collectives.times import Pipelining, pipelined
 from toolkit.schedules.collectives.trees import Edge, Forest, Tree
 
 __all__ = [
@@ -64,26 +85,35 @@ __all__ = [
     "Forest",
     "Message",
     "Optimum",
+    "Pipelining",
     "Program",
     "Topology",
     "Tree",
     "circulant",
     "complete",
     "dgx1",
+    "disjoint_rings",
+    "double_binary_trees",
     "fat_tree",
     "forest",
     "forest_faults",
     "from_msccl",
     "gpu_boxes",
+    "grid_rings",
+    "halving_doubling",
     "hypercube",
     "leaf_spine",
     "mesh",
     "mi250",
     "named_topology",
+    "nccl_choice",
     "optimum",
+    "pipelined",
+    "plan_report",
     "program_faults",
     "read_topology",
     "ring",
+    "ring_forest",
     "star",
     "to_msccl",
     "to_program",

@@ -7,13 +7,13 @@ from fractions import Fraction
 from typing import Any
 
 from toolkit._checks import checked
-from toolkit.schedules.collectives.flow import Network
+from toolkit.schedules.collectives.fabrics.topology import Topology
 from toolkit.schedules.collectives.optimum import Collective, optimum, scale_of, tightest_cut
-from toolkit.schedules.collectives.packing import pack_trees
-from toolkit.schedules.collectives.splitting import split_switches
-from toolkit.schedules.collectives.supply import Supply
-from toolkit.schedules.collectives.symmetry import lowest_trees, translations
-from toolkit.schedules.collectives.topology import Topology
+from toolkit.schedules.collectives.packed.flow import Network
+from toolkit.schedules.collectives.packed.packing import pack_trees
+from toolkit.schedules.collectives.packed.splitting import split_switches
+from toolkit.schedules.collectives.packed.supply import Supply
+from toolkit.schedules.collectives.packed.symmetry import lowest_trees, translations
 from toolkit.schedules.collectives.trees import Edge, Forest, Tree
 
 MOST_PACKED = 128  # nodes without symmetry, for which packing takes minutes

@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Literal
 
 from toolkit._checks import checked
-from toolkit.schedules.collectives.flow import Network
-from toolkit.schedules.collectives.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology
+from toolkit.schedules.collectives.packed.flow import Network
 
 Collective = Literal["all-gather", "reduce-scatter", "broadcast", "reduce", "all-reduce"]
 

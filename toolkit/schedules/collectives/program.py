@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from toolkit._checks import checked
-from toolkit.schedules.collectives.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology
 from toolkit.schedules.collectives.trees import Forest, Tree
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from toolkit.schedules.collectives.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology
 
 Phase = Literal["reduce", "gather"]
 

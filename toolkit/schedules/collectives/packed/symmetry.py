@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from toolkit.schedules.collectives.flow import Network
-from toolkit.schedules.collectives.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology
+from toolkit.schedules.collectives.packed.flow import Network
 from toolkit.schedules.collectives.trees import Edge, Tree
 
 _MOST = 4096  # nodes; the translations are a table of their square

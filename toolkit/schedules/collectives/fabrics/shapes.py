@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolkit._checks import checked
-from toolkit.schedules.collectives.topology import Cable, Topology, from_cables
+from toolkit.schedules.collectives.fabrics.topology import Cable, Topology, from_cables
 
 Rate = int | float | str | Any
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from toolkit.schedules.collectives.supply import Batch, Supply
+from toolkit.schedules.collectives.packed.supply import Batch, Supply
 
 
 def pack_trees(supply: Supply) -> Iterator[Batch]:

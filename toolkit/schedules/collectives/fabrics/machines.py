@@ -8,8 +8,8 @@ from pathlib import Path
 
 from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
-from toolkit.schedules.collectives import shapes
-from toolkit.schedules.collectives.topology import (
+from toolkit.schedules.collectives.fabrics import shapes
+from toolkit.schedules.collectives.fabrics.topology import (
     Cable,
     Topology,
     from_cables,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from toolkit.schedules.collectives.supply import Supply
+from toolkit.schedules.collectives.packed.supply import Supply
 
 Path = tuple[int, ...]
 

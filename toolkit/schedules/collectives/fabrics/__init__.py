@@ -1,0 +1,1 @@
+"""Networks: as data, by shape, and of machines."""

@@ -1,0 +1,1 @@
+"""How trees are packed: flows, switches split away, Edmonds' trees, translated trees."""
