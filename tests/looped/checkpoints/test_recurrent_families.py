@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 from tiers import by_night
 
+from toolkit._compat import set_value
 from toolkit.looped import (
     decode_step,
     load_checkpoint,
@@ -60,22 +61,88 @@ KIMI = {
     "linear_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+LFM2 = {
+    "intermediate_size": 70,
+    "block_multiple_of": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "norm_eps": 1e-3,
+    "conv_L_cache": 4,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+# Decay rates of which no chunked form loses digits; three heads to a group.
+MAMBA2 = {
+    "num_heads": 6,
+    "head_dim": 16,
+    "expand": 3,
+    "n_groups": 2,
+    "state_size": 8,
+    "conv_kernel": 3,
+    "layer_norm_epsilon": 1e-3,
+    "chunk_size": 8,
+}
+GRANITE = {
+    "intermediate_size": 20,
+    "shared_intermediate_size": 24,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-3,
+    "embedding_multiplier": 12,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 3,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("KimiLinear", KIMI),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "granitemoehybrid dense": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE,
+            "position_embedding_type": "rope",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2 biases": ("Lfm2", {**LFM2, "conv_bias": True, "block_auto_adjust_ff_dim": False}),
+    "mamba2": ("Mamba2", MAMBA2),
     "kimi_linear grouped": (
         "KimiLinear",
         {**KIMI, "q_lora_rank": 12, "num_expert_group": 4, "topk_group": 2},
     ),
 }
-SWITCHES: dict[str, list[dict[str, dict[str, Any]]]] = {
-    "kimi_linear": [
-        {"mla": {"rotary": True}},
-        {"mla": {"latent_epsilon": 1e-3}},
-        {"kda": {"negative_eigenvalues": True}},
-        {"moe": {"scale": 1.0}},
+SWITCHES: dict[str, list[dict[str, Any]]] = {
+    "granitemoehybrid": [
+        {"embedding_scale": 1.0},
+        {"residual_scale": 0.3},
+        {"options": {"nope": {"score_scale": None}}},
+        {"options": {"moe": {"normalise": False}}},
     ],
+    "granitemoehybrid dense": [{"rope_theta": 1e4}, {"head_scale": 1.0}],
+    "kimi_linear": [
+        {"options": {"mla": {"rotary": True}}},
+        {"options": {"mla": {"latent_epsilon": 1e-3}}},
+        {"options": {"kda": {"negative_eigenvalues": True}}},
+        {"options": {"moe": {"scale": 1.0}}},
+    ],
+    "lfm2": [{"rope_theta": 1e4}, {"options": {"full": {"rotary_fraction": 0.5}}}],
+    "mamba2": [{"norm_epsilon": 1e-6}],
 }
-BY_DAY = {"kimi_linear"}
+BY_DAY = {"granitemoehybrid", "kimi_linear", "lfm2"}
 
 
 def published(name, folder):
@@ -166,9 +233,16 @@ def test_another_position_of_a_switch_shows(name, tmp_path):
     """So that equal logits mean that these are right."""
     theirs, tokens = published(name, tmp_path), some_tokens()
     wanted = logits_of(theirs, tokens)
-    for options in SWITCHES[name]:
-        other = load_checkpoint(tmp_path, options=options)
-        assert distance(other, tokens, wanted) > SHOWS, options
+    for fields in SWITCHES[name]:
+        other = load_checkpoint(tmp_path, **fields)
+        assert distance(other, tokens, wanted) > SHOWS, fields
+    other = load_checkpoint(tmp_path)
+    for part in ("log_rate", "skip", "step_bias"):
+        if (own := getattr(other.blocks[0].mixer, part, None)) is not None:
+            before = own[...]
+            set_value(own, before + 0.1)
+            assert distance(other, tokens, wanted) > SHOWS, part
+            set_value(own, before)
 
 
 LINEAR = {
@@ -201,26 +275,74 @@ def test_kimi_linear_as_it_is_published(tmp_path):
     assert all((theirs[path] == array).all() for path, array in ours.items())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mla_use_nope": False}, "mla_use_nope False; known is True"),
-        ({"moe_router_activation_func": "softmax"}, "'softmax'; known is 'sigmoid'"),
-        ({"gate_lower_bound": -5.0}, "gate_lower_bound -5.0, which is not known of this family"),
-        ({"linear_num_heads": "absent"}, "does not say 'linear_num_heads'"),
-        ({"layer_types": ["conv"] * 3}, "layer_types 'conv'; known are 'linear_attention'"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads 2; known is num_attention_heads, 4"),
-        ({"linear_attn_config": LINEAR | {"kda_layers": [1]}}, "layers 1 to 3, each once"),
-    ],
-)
-def test_what_kimi_linear_does_not_know_is_refused(settings, message):
-    known = transformers.KimiLinearConfig(**SIZES | KIMI).to_diff_dict() | settings
+REFUSED = [
+    ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope False; known is True"),
+    ("kimi_linear", {"moe_router_activation_func": "softmax"}, "'softmax'; known is 'sigmoid'"),
+    ("kimi_linear", {"gate_lower_bound": -5.0}, "gate_lower_bound -5.0, which is not known"),
+    ("kimi_linear", {"linear_num_heads": "absent"}, "does not say 'linear_num_heads'"),
+    ("kimi_linear", {"layer_types": ["conv"] * 3}, "layer_types 'conv'; known are 'linear_atten"),
+    ("kimi_linear", {"num_key_value_heads": 2}, "num_key_value_heads 2; known is num_attention"),
+    ("kimi_linear", {"linear_attn_config": LINEAR | {"kda_layers": [1]}}, "layers 1 to 3, each"),
+    ("mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit \[0.0, 0.1\]; known is"),
+    ("mamba2", {"expand": 2}, "an expand other than num_heads head_dim / hidden_size, 96 / 32"),
+    ("mamba2", {"use_conv_bias": False}, "use_conv_bias False; known is True"),
+    ("mamba2", {"num_heads": "6"}, "does not say 'num_heads' in a whole number"),
+    ("mamba2", {"rms_norm": False}, "rms_norm False, which is not known of this family"),
+    ("lfm2", {"conv_dim": 16}, "conv_dim 16; known is 32"),
+    ("lfm2", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "known is 'default'"),
+    ("lfm2", {"sliding_window": 5}, "sliding_window 5, which is not known of this family"),
+    ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias True; known is False"),
+    ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
+    ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_d_head 8 and mamba_n_heads 4, which do not"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
+def test_what_a_family_does_not_know_is_refused(name, settings, message):
+    made, sizes = MODELS[name]
+    known = getattr(transformers, f"{made}Config")(**SIZES | sizes).to_diff_dict() | settings
     said = {name: value for name, value in known.items() if value != "absent"}
     with pytest.raises(ValueError, match=message) as refusal:
-        fields_of(FAMILIES["kimi_linear"], said)
+        fields_of(FAMILIES[name], said)
     assert "\n" not in str(refusal.value)
+
+
+PUBLISHED_LFM2 = {
+    "tie_embedding": True,
+    "block_ff_dim": 70,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_dim": 32,
+    "conv_dim": 32,
+    "full_attn_idxs": [1],
+    "rope_theta": 300.0,
+    "block_use_swiglu": True,
+    "use_pos_enc": True,
+    **dict.fromkeys(
+        ("tie_word_embeddings", "intermediate_size", "layer_types", "rope_parameters"), "absent"
+    ),
+}
+PUBLISHED_GRANITE = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+    "normalization_function": "rmsnorm",
+    "mamba_d_head": "auto",
+    "rope_theta": 10_000,
+    "rope_scaling": None,
+    "init_method": "mup",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("lfm2", PUBLISHED_LFM2), ("granitemoehybrid", PUBLISHED_GRANITE)]
+)
+def test_older_names_of_settings_say_the_same(name, settings, tmp_path):
+    published(name, tmp_path)
+    wanted = load_checkpoint(tmp_path).config
+    described(tmp_path, **settings)
+    assert load_checkpoint(tmp_path).config == wanted
 
 
 def test_every_spelled_family_is_tried():
     spelled = {name for name, family in FAMILIES.items() if family.spelling is not None}
-    assert spelled == {name.split()[0] for name in MODELS} == {*SWITCHES}
+    assert spelled == {name.split()[0] for name in MODELS}
+    assert spelled == {name.split()[0] for name in SWITCHES}

@@ -106,6 +106,8 @@ def mixture_rules(
     """The rules of one "moe" layer, in the spelling that the checkpoint has."""
     if router == "gpt_oss":
         return _GPT_OSS
+    if f"{here}{OF_MIXTURES}.input_linear.weight" in names:
+        return _GRANITE
     is_mixtral = any(name.startswith(f"{here}{OF_MIXTURES}.") for name in names)
     folder = OF_MIXTURES if is_mixtral else "mlp"
     parts = {"gate": "w1", "up": "w3", "down": "w2"} if is_mixtral else _PARTS
@@ -164,6 +166,23 @@ _GPT_OSS = (
     ),
     as_it_is("experts.down", "mlp.experts.down_proj"),
     as_it_is("experts.down_bias", "mlp.experts.down_proj_bias"),
+)
+
+
+def _renamed(rule: WeightRule, theirs: str) -> WeightRule:
+    return rule._replace(theirs=(theirs,))
+
+
+_GRANITE = (
+    projection("router", f"{OF_MIXTURES}.router.layer.weight"),
+    _renamed(_fused_gate_up(""), f"{OF_MIXTURES}.input_linear.weight"),
+    _renamed(_fused_down(""), f"{OF_MIXTURES}.output_linear.weight"),
+    WeightRule(
+        ("shared_mlp.input_linear.weight",),
+        ("shared.gate.kernel", "shared.up.kernel"),
+        lambda _, fused: jnp.split(fused.T, 2, axis=-1),
+    ),
+    projection("shared.down", "shared_mlp.output_linear.weight"),
 )
 
 

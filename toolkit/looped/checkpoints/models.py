@@ -57,12 +57,12 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         "mixer_end_norm": config.sandwich_norm,
         "feed_forward_end_norm": config.sandwich_norm,
     }
-    norms = tuple(
-        rule
-        for ours, is_there in there.items()
-        if is_there
-        for rule in norm(ours, family.norms[ours])
-    )
+
+    def norms(fed: str) -> tuple[WeightRule, ...]:
+        own = [name for name, is_there in there.items() if is_there]
+        own = [name for name in own if fed != "none" or name.startswith("mixer")]
+        return tuple(rule for ours in own for rule in norm(ours, family.norms[ours]))
+
     found = [Part("", prefix, ends)]
     if not config.tied_embedding:
         found.append(Part("", "", (as_it_is("unembedding", "lm_head.weight"),)))
@@ -72,11 +72,11 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         here = f"{prefix}layers.{layer}."
         is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
         folder = OF_MIXTURES if is_named_moe else "mlp"
-        rules = _dense(family, fed, config, folder) if fed != "moe" else ()
+        rules = () if fed in ("moe", "none") else _dense(family, fed, config, folder)
         if fed == "moe" and family.router is not None:
             rules = mixture_rules(family.router, config.moe, here, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))
-        found.append(Part(f"blocks.{layer}", here, norms))
+        found.append(Part(f"blocks.{layer}", here, norms(fed)))
         found.append(Part(f"blocks.{layer}.feed_forward", here, rules))
         found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], mixer))
     return [_spelled(part, family.names, names) for part in found] if family.names else found
@@ -114,6 +114,8 @@ def _spelled(part: Part, names: Mapping[str, str], there: Collection[str]) -> Pa
 def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
     """Whether softmax layers have the parameters of an optional rule."""
     options, name = getattr(config, word), rule.ours[0]
+    if word == "conv":
+        return options.biases or not name.endswith(".bias")
     if word not in SOFTMAX:
         return True
     if name.endswith("_norm.scale"):

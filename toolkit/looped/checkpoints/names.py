@@ -95,6 +95,16 @@ _LATENT_QUERY = (
     vector("query_norm.scale", "q_a_layernorm.weight"),
 )
 
+MAMBA2 = (
+    projection("input", "in_proj.weight"),
+    convolution("conv1d.weight"),
+    vector("convolution.bias", "conv1d.bias"),
+    vector("skip", "D"),
+    vector("norm.scale", "norm.weight"),
+    projection("output", "out_proj.weight"),
+    *_DECAY,
+)
+
 STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
     "deepseek_v2_lite": {"mla": (projection("query_up", "q_proj.weight"), *_LATENT)},
     "deepseek_v3": {
@@ -184,17 +194,23 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
             vector("norm.bias", "ln_x.bias"),
         ),
     },
-    "mamba2": {
-        "mamba2": (
+    "lfm2": {
+        "full": SOFTMAX_STYLES["qwen3"]["full"],
+        "conv": (
             projection("input", "in_proj.weight"),
-            convolution("conv1d.weight"),
-            vector("convolution.bias", "conv1d.bias"),
-            vector("skip", "D"),
-            vector("norm.scale", "norm.weight"),
+            vector("input.bias", "in_proj.bias"),
+            convolution("conv.weight"),
+            vector("convolution.bias", "conv.bias"),
             projection("output", "out_proj.weight"),
-            *_DECAY,
+            vector("output.bias", "out_proj.bias"),
         ),
     },
+    "granitemoehybrid": {
+        "full": SOFTMAX_STYLES["llama"]["full"],
+        "nope": SOFTMAX_STYLES["llama"]["full"],
+        "mamba2": MAMBA2,
+    },
+    "mamba2": {"mamba2": MAMBA2},
 }
 """Rules by style and the layer's word: every tensor and every parameter of the layer, once. A style
 has the name that Hugging Face transformers gives the architecture; "rwkv7" has the names of the

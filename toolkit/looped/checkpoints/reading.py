@@ -114,7 +114,10 @@ def fields_of(
         _check_settings(settings, most_layers, ("num_hidden_layers",))
         fields = fixed | spelled_fields(family.spelling, settings)
         fed = {} if family.router is None else mixture_fields(family.router, settings)
-        return fields | fed | {"options": fields["options"] | fed.get("options", {})}
+        options = fields["options"]
+        if "moe" in fed.get("options", {}):
+            options["moe"] = fed["options"]["moe"] | options.get("moe", {})
+        return fields | fed | {"options": options}
     has_experts = family.router is not None and "moe_intermediate_size" in settings
     # Where every layer is a mixture, config.json has no other size.
     required = [name for name in REQUIRED if name != "intermediate_size" or not has_experts]

@@ -32,11 +32,14 @@ ARCHITECTURES = {
     "gpt_neox": "GPTNeoX",
     "gpt_oss": "GptOss",
     "granite": "Granite",
+    "granitemoehybrid": "GraniteMoeHybrid",
     "helium": "Helium",
     "jais2": "Jais2",
     "kimi_k2": "DeepseekV3",
     "kimi_linear": "KimiLinear",
+    "lfm2": "Lfm2",
     "llama": "Llama",
+    "mamba2": "Mamba2",
     "minicpm3": "MiniCPM3",
     "ministral": "Ministral",
     "mistral": "Mistral",
@@ -172,11 +175,11 @@ def _spelled(family: Family, config: LoopedConfig) -> dict[str, Any]:
     if family.router is not None and "moe" in config.feed_forward_words:
         kinds = {"moe": "sparse", "swiglu": "dense"}
         usual = _mixture_settings(family.router, config)
-        del usual["first_k_dense_replace"]
+        usual.pop("first_k_dense_replace", None)
         usual["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
         theirs = {usual: own for own, usual in spelling.renamed.items()}
         found |= {theirs.get(name, name): value for name, value in usual.items()}
-    return found
+    return spelling.written(found)
 
 
 def _latent_settings(config: LoopedConfig) -> dict[str, Any]:

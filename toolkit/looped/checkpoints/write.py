@@ -32,6 +32,9 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
+OF_BLOCKS = {"mixtral": "gate", "kimi_linear": "gate", "granitemoehybrid": "input_linear"}
+"""Families whose mixtures are "block_sparse_moe", and a tensor by which they are known."""
+
 GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -141,9 +144,9 @@ def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...]
     """Name, shape and maker of every tensor of the checkpoint."""
     family, config = FAMILIES[style], model.config
     spelling = {
-        f"model.layers.{layer}.block_sparse_moe.gate.weight"
+        f"model.layers.{layer}.block_sparse_moe.{OF_BLOCKS[style]}.weight"
         for layer in range(len(config.layers))
-        if style in ("mixtral", "kimi_linear")
+        if style in OF_BLOCKS
     }
     for place in parts(family, config, family.prefix, spelling):
         module = part_of(model, place.module)
@@ -170,6 +173,8 @@ def _shape(module: Any, rule: WeightRule, ours: Sequence[tuple[int, ...]]) -> tu
     candidates = [(*first[:-1], last)]
     if len(first) == 2:
         candidates = [(last, first[0]), *candidates, (first[1], 1, first[0])]
+    if len(first) == 3:
+        candidates.append((first[0], last, first[1]))
     for shape in candidates:
         try:
             made = jax.eval_shape(

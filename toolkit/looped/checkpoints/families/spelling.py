@@ -15,8 +15,9 @@ WITHOUT_EFFECT = (
 """Settings that change nothing in what a model computes, or that are read for every family."""
 
 OF_EXPERTS = (
-    "n_routed_experts num_experts_per_tok moe_intermediate_size n_shared_experts n_group "
-    "topk_group routed_scaling_factor norm_topk_prob mlp_layer_types first_k_dense_replace"
+    "n_routed_experts num_local_experts num_experts_per_tok moe_intermediate_size "
+    "n_shared_experts n_group topk_group routed_scaling_factor norm_topk_prob mlp_layer_types "
+    "first_k_dense_replace"
 )
 """Settings that `mixture_fields` reads."""
 
@@ -43,6 +44,7 @@ class Spelling(NamedTuple):
         renamed: their name of a setting of experts: the usual one.
         without_effect: further settings that change nothing.
         prepared: their settings in this spelling, where there are several.
+        written: what `spelled_settings` found, completed for their own configuration class.
     """
 
     sizes: Mapping[str, str]
@@ -52,11 +54,18 @@ class Spelling(NamedTuple):
     renamed: Mapping[str, str] = {}
     without_effect: str = ""
     prepared: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    written: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
 
 def prepared(spelling: Spelling, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json in the usual names, without what has no effect; refuses what is unknown."""
     found = spelling.prepared(dict(settings))
+    if "rope_theta" in spelling.sizes:
+        rope = found.pop("rope_parameters", None) or found.pop("rope_scaling", None) or {}
+        kind = {name: value for name, value in rope.items() if name != "rope_theta"}
+        if kind not in ({}, {"rope_type": "default"}):
+            raise ValueError(f"config.json has the rotary settings {kind}; known is 'default'.")
+        found.setdefault("rope_theta", rope.get("rope_theta"))
     for name, wanted in spelling.only.items():
         if found.get(name, wanted) not in (wanted, None):
             raise ValueError(f"config.json has {name} {found[name]!r}; known is {wanted!r}.")
@@ -87,12 +96,13 @@ def spelled_fields(spelling: Spelling, settings: Mapping[str, Any]) -> dict[str,
             known = ", ".join(map(repr, spelling.words))
             raise ValueError(f"config.json has layer_types {kind!r}; known are {known}.")
     words = [spelling.words[kind] for kind in kinds]
+    has_experts = bool(settings.get("num_local_experts"))
     found: dict[str, Any] = {"pattern": " ".join(words)}
     options: dict[str, dict[str, Any]] = {word: {} for word in words}
     values = dict(spelling.fixed)
     for path, names in spelling.sizes.items():
         name, *others = names.split()
-        if "." not in path or path.split(".")[0] in options:
+        if "." not in path or path.split(".")[0] in options or (has_experts and path[:4] == "moe."):
             if settings.get(name) is None and name not in MAY_BE_NONE:
                 raise ValueError(f"config.json does not say {name!r}.")
             values[path] = value = settings.get(name)
@@ -103,8 +113,8 @@ def spelled_fields(spelling: Spelling, settings: Mapping[str, Any]) -> dict[str,
                     )
     for path, value in values.items():
         word, _, option = path.rpartition(".")
-        if word in options:
-            options[word][option] = value
+        if word in options or word == "moe":
+            options.setdefault(word, {})[option] = value
         elif not word:
             found[path] = value
     return found | {"options": options}
@@ -121,68 +131,12 @@ def spelled_settings(spelling: Spelling, config: LoopedConfig) -> dict[str, Any]
         if not word:
             own = config.feed_forward_size if option == "feed_forward" else getattr(config, option)
             found |= dict.fromkeys(names.split(), own)
+        elif word == "moe" and word in config.feed_forward_words:
+            found[names] = getattr(config.moe, option)
         elif word in config.layers:
             sizes = LAYERS[word].sizes_of(config)
             own = getattr(sizes, option, getattr(getattr(config, word), option, None))
             found |= dict.fromkeys(names.split(), own)
+    if "rope_theta" in found:
+        found["rope_parameters"] = {"rope_type": "default", "rope_theta": found["rope_theta"]}
     return found
-
-
-def _kimi_linear(settings: dict[str, Any]) -> dict[str, Any]:
-    """The published files say the layers in groups, counted from 1."""
-    own = settings.pop("linear_attn_config", None)
-    if own is not None:
-        settings |= {
-            "linear_head_dim": own.get("head_dim"),
-            "linear_num_heads": own.get("num_heads"),
-            "linear_conv_kernel_dim": own.get("short_conv_kernel_size"),
-        }
-        softmax = own.get("full_attn_layers") or ()
-        every = range(1, (settings.get("num_hidden_layers") or 0) + 1)
-        kinds = ["full_attention" if n in softmax else "linear_attention" for n in every]
-        if sorted([*softmax, *(own.get("kda_layers") or ())]) != [*every]:
-            raise ValueError(
-                "config.json has a linear_attn_config whose full_attn_layers and kda_layers are "
-                f"not the layers 1 to {len(every)}, each once."
-            )
-        settings["layer_types"] = kinds
-    if "mlp_layer_types" not in settings:
-        settings.setdefault("first_k_dense_replace", 1)
-    return settings
-
-
-KIMI_LINEAR = Spelling(
-    sizes=STREAM
-    | {
-        "heads": "num_attention_heads num_key_value_heads",
-        "feed_forward": "intermediate_size",
-        "kda.heads": "linear_num_heads",
-        "kda.key_size": "linear_head_dim",
-        "kda.value_size": "linear_head_dim",
-        "kda.convolution_size": "linear_conv_kernel_dim",
-        "mla.latent_size": "kv_lora_rank",
-        "mla.query_latent_size": "q_lora_rank",
-        "mla.key_size": "qk_nope_head_dim",
-        "mla.rope_size": "qk_rope_head_dim",
-        "mla.value_size": "v_head_dim",
-    },
-    words={"linear_attention": "kda", "full_attention": "mla"},
-    fixed={"mla.rotary": False, "mla.latent_epsilon": 1e-6},
-    only={
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mla_use_nope": True,
-        "moe_router_activation_func": "sigmoid",
-        "use_grouped_topk": True,
-        "moe_layer_freq": 1,
-    },
-    renamed={
-        "num_experts": "n_routed_experts",
-        "num_experts_per_token": "num_experts_per_tok",
-        "num_shared_experts": "n_shared_experts",
-        "num_expert_group": "n_group",
-        "moe_renormalize": "norm_topk_prob",
-    },
-    without_effect="head_dim qk_head_dim rope_theta rope_scaling",
-    prepared=_kimi_linear,
-)

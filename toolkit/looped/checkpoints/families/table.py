@@ -8,7 +8,7 @@ scale minus one, and in the fields of `Family`.
 from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
 from toolkit.looped.checkpoints.families.family import Family
-from toolkit.looped.checkpoints.families.spelling import KIMI_LINEAR
+from toolkit.looped.checkpoints.families.recurrent import RECURRENT
 from toolkit.looped.checkpoints.rules import from_zero
 
 PREFIXES = {
@@ -18,6 +18,8 @@ PREFIXES = {
     "mla": "self_attn.",
     "gdn": "linear_attn.",
     "kda": "self_attn.",
+    "mamba2": "mixer.",
+    "conv": "conv.",
 }
 """Prefix of the mixer's tensors in a layer."""
 
@@ -37,32 +39,41 @@ _LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
 _QWEN3 = ACT | {"attention_bias": scalars.ATTENTION_BIAS}
 _GLM = {"attention_bias": scalars.QKV_BIAS, "use_qk_norm": scalars.QK_NORM}
 
-FAMILIES: dict[str, Family] = ATTENTION | {
-    "deepseek_v2": Family("deepseek_v3", word="mla", router="deepseek_v2"),
-    "deepseek_v3": Family("deepseek_v3", word="mla", router="deepseek_v3"),
-    "glm4_moe": Family("glm4_moe", router="glm4_moe", reads=_GLM, layers="alike"),
-    "glm4_moe_lite": Family("deepseek_v3", word="mla", router="glm4_moe", defaults=_LITE),
-    "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss", fixed=_OSS_FIXED),
-    "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
-    "kimi_linear": Family("kimi_linear", router="kimi_linear", spelling=KIMI_LINEAR),
-    "llama": Family("softmax", reads=LLAMA, layers="alike"),
-    "mistral": Family("softmax", reads=ACT, layers="window"),
-    "mixtral": Family("llama", router="mixtral", layers="window"),
-    "olmoe": Family("qwen3", attention={"projection_norm": True}, router="olmoe", layers="alike"),
-    "qwen2": Family("softmax", attention={"projection_biases": True}, reads=ACT),
-    "qwen3": Family("softmax", attention={"query_key_norm": True}, reads=_QWEN3),
-    "qwen3_moe": Family(
-        "qwen3", attention={"query_key_norm": True}, router="qwen3_moe", layers="window"
-    ),
-    "ouro": Family(
-        "llama", switches=_LOOPS, layers="alike", fixed={"early_exit_threshold": (1.0, None)}
-    ),
-    "qwen3_next": Family("qwen3_next", from_zero, attention=_QWEN, period=4, router="qwen3_next"),
-    "qwen3_5": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
-    "qwen3_5_text": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
-    "qwen3_5_moe": Family("qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"),
-    "qwen3_5_moe_text": Family(
-        "qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"
-    ),
-}
+FAMILIES: dict[str, Family] = (
+    ATTENTION
+    | RECURRENT
+    | {
+        "deepseek_v2": Family("deepseek_v3", word="mla", router="deepseek_v2"),
+        "deepseek_v3": Family("deepseek_v3", word="mla", router="deepseek_v3"),
+        "glm4_moe": Family("glm4_moe", router="glm4_moe", reads=_GLM, layers="alike"),
+        "glm4_moe_lite": Family("deepseek_v3", word="mla", router="glm4_moe", defaults=_LITE),
+        "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss", fixed=_OSS_FIXED),
+        "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
+        "llama": Family("softmax", reads=LLAMA, layers="alike"),
+        "mistral": Family("softmax", reads=ACT, layers="window"),
+        "mixtral": Family("llama", router="mixtral", layers="window"),
+        "olmoe": Family(
+            "qwen3", attention={"projection_norm": True}, router="olmoe", layers="alike"
+        ),
+        "qwen2": Family("softmax", attention={"projection_biases": True}, reads=ACT),
+        "qwen3": Family("softmax", attention={"query_key_norm": True}, reads=_QWEN3),
+        "qwen3_moe": Family(
+            "qwen3", attention={"query_key_norm": True}, router="qwen3_moe", layers="window"
+        ),
+        "ouro": Family(
+            "llama", switches=_LOOPS, layers="alike", fixed={"early_exit_threshold": (1.0, None)}
+        ),
+        "qwen3_next": Family(
+            "qwen3_next", from_zero, attention=_QWEN, period=4, router="qwen3_next"
+        ),
+        "qwen3_5": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
+        "qwen3_5_text": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
+        "qwen3_5_moe": Family(
+            "qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"
+        ),
+        "qwen3_5_moe_text": Family(
+            "qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"
+        ),
+    }
+)
 """Families by the `model_type` of config.json."""

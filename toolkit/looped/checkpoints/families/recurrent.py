@@ -1,0 +1,295 @@
+"""Families with recurrent layers, one row each, and what the config.json of each of them says."""
+
+from typing import Any
+
+from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families.spelling import STREAM, Spelling
+
+UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+"""Limits of time steps that are none, as files say them."""
+
+
+def refuse_others(settings: dict[str, Any], **wanted: Any) -> None:
+    """Take settings that have one value out, if they have it."""
+    for name, value in wanted.items():
+        found = settings.pop(name, value)
+        if found not in (value, None):
+            raise ValueError(f"config.json has {name} {found!r}; known is {value!r}.")
+
+
+def _mamba2(settings: dict[str, Any]) -> dict[str, Any]:
+    count = settings.get("num_hidden_layers")
+    settings["layer_types"] = ["linear_attention"] * (count if isinstance(count, int) else 0)
+    inner = _whole(settings, "num_heads") * _whole(settings, "head_dim")
+    width = _whole(settings, "hidden_size")
+    if settings.pop("expand", 2) * width != inner:
+        raise ValueError(
+            f"config.json has an expand other than num_heads head_dim / hidden_size, {inner} / "
+            f"{width}."
+        )
+    _without_limit(settings)
+    return settings
+
+
+def _written_mamba2(settings: dict[str, Any]) -> dict[str, Any]:
+    inner, width = settings["num_heads"] * settings["head_dim"], settings["hidden_size"]
+    if inner % width:
+        raise ValueError(
+            f"style 'mamba2' cannot express mamba2 layers of {inner} channels: wanted a multiple "
+            f"of width {width}."
+        )
+    del settings["layer_types"]
+    return settings | {"expand": inner // width}
+
+
+def _whole(settings: dict[str, Any], name: str) -> int:
+    value = settings.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"config.json does not say {name!r} in a whole number.")
+    return value
+
+
+def _without_limit(settings: dict[str, Any]) -> None:
+    limit = settings.pop("time_step_limit", None)
+    if limit is not None and limit not in UNLIMITED:
+        raise ValueError(f"config.json has time_step_limit {limit!r}; known is {UNLIMITED[0]}.")
+
+
+MAMBA2 = Spelling(
+    sizes={
+        **STREAM,
+        "heads": "num_heads",
+        "norm_epsilon": "layer_norm_epsilon",
+        "mamba2.heads": "n_groups",
+        "mamba2.value_heads": "num_heads",
+        "mamba2.key_size": "state_size",
+        "mamba2.value_size": "head_dim",
+        "mamba2.convolution_size": "conv_kernel",
+    },
+    words={"linear_attention": "mamba2"},
+    fixed={"feed_forwards": "none"},
+    only={"hidden_act": "silu", "use_bias": False, "use_conv_bias": True},
+    without_effect="chunk_size residual_in_fp32 rescale_prenorm_residual time_step_rank "
+    "time_step_min time_step_max time_step_floor",
+    prepared=_mamba2,
+    written=_written_mamba2,
+)
+
+
+def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
+    """The hidden size is said by a rule; the published files repeat sizes by older names."""
+    width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
+    refuse_others(
+        settings, block_dim=width, conv_dim=width, conv_dim_out=width, num_heads=heads,
+        block_norm_eps=settings.get("norm_eps"), block_use_swiglu=True, use_pos_enc=True,
+    )  # fmt: skip
+    tied = settings.pop("tie_embedding", None)
+    settings.setdefault("tie_word_embeddings", True if tied is None else tied)
+    older = settings.pop("block_ff_dim", None)
+    hidden = settings.get("intermediate_size") if older is None else older
+    multiplier = settings.pop("block_ffn_dim_multiplier", 1.0)
+    multiple = settings.pop("block_multiple_of", 256)
+    if settings.get("block_auto_adjust_ff_dim", True) and isinstance(hidden, int):
+        hidden = int((1.0 if multiplier is None else multiplier) * int(2 * hidden / 3))
+        hidden = multiple * -(-hidden // multiple)
+    settings |= {"intermediate_size": hidden, "block_auto_adjust_ff_dim": False}
+    softmax = settings.pop("full_attn_idxs", None)
+    if settings.get("layer_types") is None and softmax is not None:
+        every = range(settings.get("num_hidden_layers") or 0)
+        settings["layer_types"] = ["full_attention" if n in softmax else "conv" for n in every]
+    return settings
+
+
+LFM2 = Spelling(
+    sizes={
+        **STREAM,
+        "norm_epsilon": "norm_eps",
+        "heads": "num_attention_heads",
+        "feed_forward": "intermediate_size",
+        "rope_theta": "rope_theta",
+        "full.key_value_heads": "num_key_value_heads",
+        "conv.convolution_size": "conv_L_cache",
+        "conv.biases": "conv_bias",
+    },
+    words={"conv": "conv", "full_attention": "full"},
+    fixed={"full.query_key_norm": True},
+    only={"block_auto_adjust_ff_dim": False},
+    without_effect="block_mlp_init_scale block_out_init_scale block_use_xavier_init "
+    "conv_use_xavier_init",
+    prepared=_lfm2,
+)
+
+
+def _granite(settings: dict[str, Any]) -> dict[str, Any]:
+    """One word for attention with and one without positions; factors in place of a divisor."""
+    position = settings.pop("position_embedding_type", None)
+    if position not in ("rope", "nope", None):
+        raise ValueError(
+            f"config.json has position_embedding_type {position!r}; known are 'rope' and 'nope'."
+        )
+    softmax = "rotary" if position == "rope" else "full_attention"
+    kinds = {"mamba": "linear_attention", "attention": softmax, "full_attention": softmax}
+    settings["layer_types"] = [kinds.get(k, k) for k in settings.get("layer_types") or ()]
+    if position != "rope":
+        refuse_others(settings, rope_parameters=settings.get("rope_parameters"), rope_scaling=None)
+        settings["rope_theta"] = 10_000.0
+    width, heads = _whole(settings, "hidden_size"), _whole(settings, "mamba_n_heads")
+    inner = settings.pop("mamba_expand", 2) * width
+    size = settings.get("mamba_d_head", "auto")
+    settings["mamba_d_head"] = inner // heads if size == "auto" else size
+    if settings["mamba_d_head"] * heads != inner:
+        raise ValueError(
+            f"config.json has mamba_d_head {size!r} and mamba_n_heads {heads}, which do not make "
+            f"{inner} channels."
+        )
+    divisor = settings.pop("logits_scaling", 1.0)
+    settings["head_scale"] = 1 / divisor if isinstance(divisor, int | float) and divisor else None
+    for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier"):
+        value = settings.get(name, 1.0)
+        settings[name] = float(value) if isinstance(value, int) else value
+    _without_limit(settings)
+    refuse_others(settings, normalization_function="rmsnorm", mamba_conv_bias=True)
+    return settings
+
+
+def _written_granite(settings: dict[str, Any]) -> dict[str, Any]:
+    inner, width = settings["mamba_n_heads"] * settings["mamba_d_head"], settings["hidden_size"]
+    kinds = {*settings["layer_types"]}
+    if inner % width or {"rotary", "full_attention"} <= kinds:
+        raise ValueError(
+            "style 'granitemoehybrid' wants mamba2 layers of a multiple of width, and attention "
+            'that is "full" everywhere or "nope" everywhere.'
+        )
+    types = ["full_attention" if kind == "rotary" else kind for kind in settings["layer_types"]]
+    scale = settings.pop("head_scale")
+    whole = round(1 / scale)
+    divisor = whole if whole and 1 / whole == scale else 1 / scale
+    if settings.get("attention_multiplier", 0) is None:
+        settings["attention_multiplier"] = (width // settings["num_attention_heads"]) ** -0.5
+    for name in ("norm_topk_prob", "mlp_layer_types"):
+        settings.pop(name, None)
+    position = "rope" if "rotary" in kinds else None
+    return {
+        "num_local_experts": 0, **settings, "logits_scaling": divisor, "layer_types": types,
+        "mamba_expand": inner // width, "position_embedding_type": position,
+    }  # fmt: skip
+
+
+_GRANITE_SOFTMAX = {"key_value_heads": "num_key_value_heads", "score_scale": "attention_multiplier"}
+
+GRANITE = Spelling(
+    sizes={
+        **STREAM,
+        "heads": "num_attention_heads",
+        "feed_forward": "shared_intermediate_size",
+        "rope_theta": "rope_theta",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "head_scale": "head_scale",
+        **{f"full.{ours}": theirs for ours, theirs in _GRANITE_SOFTMAX.items()},
+        **{f"nope.{ours}": theirs for ours, theirs in _GRANITE_SOFTMAX.items()},
+        "mamba2.heads": "mamba_n_groups",
+        "mamba2.value_heads": "mamba_n_heads",
+        "mamba2.key_size": "mamba_d_state",
+        "mamba2.value_size": "mamba_d_head",
+        "mamba2.convolution_size": "mamba_d_conv",
+        "moe.shared_hidden": "shared_intermediate_size",
+    },
+    words={"linear_attention": "mamba2", "full_attention": "nope", "rotary": "full"},
+    only={"hidden_act": "silu", "attention_bias": False, "mamba_proj_bias": False},
+    renamed={"num_local_experts": "num_local_experts"},
+    without_effect="intermediate_size mamba_chunk_size init_method rope_scaling",
+    prepared=_granite,
+    written=_written_granite,
+)
+
+
+def _kimi_linear(settings: dict[str, Any]) -> dict[str, Any]:
+    """The published files say the layers in groups, counted from 1."""
+    own = settings.pop("linear_attn_config", None)
+    if own is not None:
+        settings |= {
+            "linear_head_dim": own.get("head_dim"),
+            "linear_num_heads": own.get("num_heads"),
+            "linear_conv_kernel_dim": own.get("short_conv_kernel_size"),
+        }
+        softmax = own.get("full_attn_layers") or ()
+        every = range(1, (settings.get("num_hidden_layers") or 0) + 1)
+        kinds = ["full_attention" if n in softmax else "linear_attention" for n in every]
+        if sorted([*softmax, *(own.get("kda_layers") or ())]) != [*every]:
+            raise ValueError(
+                "config.json has a linear_attn_config whose full_attn_layers and kda_layers are "
+                f"not the layers 1 to {len(every)}, each once."
+            )
+        settings["layer_types"] = kinds
+    if "mlp_layer_types" not in settings:
+        settings.setdefault("first_k_dense_replace", 1)
+    return settings
+
+
+KIMI_LINEAR = Spelling(
+    sizes=STREAM
+    | {
+        "heads": "num_attention_heads num_key_value_heads",
+        "feed_forward": "intermediate_size",
+        "kda.heads": "linear_num_heads",
+        "kda.key_size": "linear_head_dim",
+        "kda.value_size": "linear_head_dim",
+        "kda.convolution_size": "linear_conv_kernel_dim",
+        "mla.latent_size": "kv_lora_rank",
+        "mla.query_latent_size": "q_lora_rank",
+        "mla.key_size": "qk_nope_head_dim",
+        "mla.rope_size": "qk_rope_head_dim",
+        "mla.value_size": "v_head_dim",
+    },
+    words={"linear_attention": "kda", "full_attention": "mla"},
+    fixed={"mla.rotary": False, "mla.latent_epsilon": 1e-6},
+    only={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "use_grouped_topk": True,
+        "moe_layer_freq": 1,
+    },
+    renamed={
+        "num_experts": "n_routed_experts",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+        "num_expert_group": "n_group",
+        "moe_renormalize": "norm_topk_prob",
+    },
+    without_effect="head_dim qk_head_dim rope_theta rope_scaling",
+    prepared=_kimi_linear,
+)
+
+_MAMBA2_NAMES = {
+    "embed_tokens": "embeddings",
+    r"^backbone\.norm": "backbone.norm_f",
+    "input_layernorm": "norm",
+}
+_GRANITE_NAMES = {
+    r"\.mixer\.": ".mamba.",
+    r"\.mlp\.gate_up_proj": ".shared_mlp.input_linear",
+    r"\.mlp\.down_proj": ".shared_mlp.output_linear",
+}
+_LFM2_NAMES = {
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    r"^model\.norm": "model.embedding_norm",
+    r"mlp\.gate_proj": "feed_forward.w1",
+    r"mlp\.up_proj": "feed_forward.w3",
+    r"mlp\.down_proj": "feed_forward.w2",
+    r"self_attn\.o_proj": "self_attn.out_proj",
+    r"(self_attn\.[qk])_norm": r"\1_layernorm",
+}
+
+RECURRENT: dict[str, Family] = {
+    "granitemoehybrid": Family(
+        "granitemoehybrid", router="mixtral", spelling=GRANITE, names=_GRANITE_NAMES, is_fused=True
+    ),
+    "kimi_linear": Family("kimi_linear", router="kimi_linear", spelling=KIMI_LINEAR),
+    "lfm2": Family("lfm2", spelling=LFM2, names=_LFM2_NAMES),
+    "mamba2": Family("mamba2", spelling=MAMBA2, names=_MAMBA2_NAMES, prefix="backbone."),
+}
+"""A part of `FAMILIES`."""
