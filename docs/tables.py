@@ -2,11 +2,14 @@
 
 CONTRIBUTING.md says which room may import which: from `tests/support/floors.py`, and the map of
 rooms in `toolkit/__init__.py`. README.md says which versions are tested: from .ci/legs.
+docs/models.md says which models are read: from the tables of `toolkit.looped.checkpoints`.
 """
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
@@ -14,6 +17,10 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 from floors import FLOORS  # noqa: E402  (found by the line above)
 
 import toolkit  # noqa: E402
+from toolkit.looped.checkpoints.families import FAMILIES, NOT_READ, Family  # noqa: E402
+from toolkit.looped.checkpoints.names import STYLES  # noqa: E402
+from toolkit.looped.checkpoints.reading import FIXED, WHY, reads_of  # noqa: E402
+from toolkit.looped.checkpoints.settings import ARCHITECTURES  # noqa: E402
 
 
 def rooms() -> str:
@@ -45,7 +52,58 @@ def versions() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"CONTRIBUTING.md": rooms, "README.md": versions}
+def families() -> str:
+    """Which families of published models are read and written, with what, and what is refused."""
+    lines = [
+        "| `model_type` | written | layers | block | experts | settings of its own | refused |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for style, family in sorted(FAMILIES.items()):
+        written = "yes" if style in ARCHITECTURES else f"as `{style}_text`"
+        block = {**family.switches, **family.attention, **family.dense}
+        own = [name for name in reads_of(family) if name not in ("rms_norm_eps", "hidden_act")]
+        fixed = dict(family.fixed)
+        if family.spelling is not None:
+            own = [*dict.fromkeys(" ".join(family.spelling.sizes.values()).split())]
+            fixed = {name: (value, None) for name, value in family.spelling.only.items()}
+        cells = (
+            f"`{style}`", written, _layers(family), _ticked(_options(block)),
+            f"`{family.router}`" if family.router else "", _ticked(own),
+            ", ".join(f"`{name}` other than `{a[0]}`" for name, a in fixed.items()),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| refused of every family that does not read it | because |", "|---|---|"]
+    lines += [
+        f"| `{name}` other than `{allowed[0]}` | {WHY[name]} |" for name, allowed in FIXED.items()
+    ]
+    lines += ["", "| refused of the families above | because |", "|---|---|"]
+    lines += [f"| `{name}` | {why} |" for name, why in WHY.items() if name not in FIXED]
+    lines += ["", "| `model_type` that is not read | why |", "|---|---|"]
+    return "\n".join(lines + [f"| `{style}` | {why} |" for style, why in NOT_READ.items()])
+
+
+def _layers(family: Family) -> str:
+    if family.spelling is not None:
+        words = list(dict.fromkeys(family.spelling.words.values()))
+    elif family.word or family.layers == "alike":
+        words = [family.word or "full"]
+    else:
+        words = [w for w in STYLES[family.mixers] if w != "nope" or family.pattern]
+    return _ticked(words)
+
+
+def _options(block: Mapping[str, Any]) -> list[str]:
+    return [
+        (name if value else f"no {name}") if isinstance(value, bool) else f"{name}={value}"
+        for name, value in block.items()
+    ]
+
+
+def _ticked(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+TABLES = {"CONTRIBUTING.md": rooms, "README.md": versions, "docs/models.md": families}
 PLACE = re.compile(r"(?<=<!-- python docs/tables\.py -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
 
 

@@ -247,17 +247,18 @@ def test_rotary_rules(name, tmp_path):
             save_checkpoint(model, tmp_path / "ours", style="phi3")
 
 
-def moved(value):
+def moved(name, value):
     """Other values of a setting."""
     if isinstance(value, bool):
         return [not value, None]
-    if isinstance(value, int):
-        return [value + 1, None]
-    if isinstance(value, float):
-        return [1.5 * value or 0.5, None]
+    if isinstance(value, int | float):
+        return [value + (1 if isinstance(value, int) else 0.5), None]
     if value is None:
         return [True, 2]
-    return [None] if isinstance(value, str) else []
+    if name == "rope_parameters":
+        inner = [(key, other) for key, own in value.items() for other in moved(key, own)]
+        return [{**value, key: other} for key, other in inner]
+    return ["gelu", None] if name in ("hidden_act", "hidden_activation") else []
 
 
 @pytest.mark.parametrize("style", by_night({*CASES} - {"granite"}, [*CASES, "llama", "qwen3"]))
@@ -280,7 +281,7 @@ def test_no_setting_is_misread(style, tmp_path):
     for name, value in theirs.config.to_dict().items():
         if name in ("tie_word_embeddings", "model_type"):  # which say what there is to read
             continue
-        for other in moved(value):
+        for other in moved(name, value):
             changed = {**settings, name: other}
             file.write_text(json.dumps(changed))
             try:

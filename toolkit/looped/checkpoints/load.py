@@ -11,7 +11,7 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit._kinds import shown
-from toolkit.looped.checkpoints.families import FAMILIES
+from toolkit.looped.checkpoints.families import FAMILIES, NOT_READ
 from toolkit.looped.checkpoints.hub import checkpoint_folder
 from toolkit.looped.checkpoints.mixtures import check_format
 from toolkit.looped.checkpoints.models import Part, parts
@@ -76,6 +76,8 @@ def load_checkpoint(
     tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
     settings = _settings(source)
     style = style or settings.get("model_type")
+    if (why := NOT_READ.get(str(style))) is not None:
+        raise ValueError(f"models of style {style!r} are not read: {why}.")
     if style not in list(FAMILIES):
         raise ValueError(f"style must be one of {', '.join(map(repr, FAMILIES))}; got {style!r}.")
     family = FAMILIES[style]

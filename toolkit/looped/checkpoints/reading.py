@@ -61,6 +61,20 @@ FIXED: dict[str, tuple[Any, ...]] = {
 }
 """Settings that may have these values only, in families that do not read them."""
 
+WHY = {
+    "attention_bias": "the layer has no biases of this kind",
+    "clip_qkv": "queries, keys and values are not clipped",
+    "early_exit_threshold": "`generate(exit=...)` chooses where to stop",
+    "mlp_bias": "the layer has no biases of this kind",
+    "moe_layer_freq": "`first_k_dense_replace` alone says which layers are dense",
+    "qk_layernorm": "there is no layer norm of queries and keys",
+    "swiglu_alpha": "the experts' activation has this number",
+    "swiglu_limit": "the experts' activation has this bound",
+    "use_bidirectional_attention": "a token does not see later ones",
+    "use_qk_norm": "there is no norm with a scale per head",
+}
+"""Why other values of a setting are refused."""
+
 OF_EXPERTS = frozenset(
     (*COUNTS, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "norm_topk_prob",
      "shared_expert_intermediate_size", "n_group", "topk_group", "routed_scaling_factor",

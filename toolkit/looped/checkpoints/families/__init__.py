@@ -1,6 +1,6 @@
 """The families of published models, and what their config.json says.
 
-table.py       FAMILIES, one row per `model_type`
+table.py       FAMILIES, one row per `model_type`; NOT_READ, why others are not
 family.py      Family, the columns of the table
 attention.py   the rows of families of attention alone
 scalars.py     settings that are fields of ours
@@ -9,6 +9,6 @@ spelling.py    families whose whole config.json is said by a table
 """
 
 from toolkit.looped.checkpoints.families.family import Family
-from toolkit.looped.checkpoints.families.table import FAMILIES, PREFIXES, SOFTMAX, WORDS
+from toolkit.looped.checkpoints.families.table import FAMILIES, NOT_READ, PREFIXES, SOFTMAX, WORDS
 
-__all__ = ["FAMILIES", "PREFIXES", "SOFTMAX", "WORDS", "Family"]
+__all__ = ["FAMILIES", "NOT_READ", "PREFIXES", "SOFTMAX", "WORDS", "Family"]

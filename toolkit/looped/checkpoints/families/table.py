@@ -77,3 +77,22 @@ FAMILIES: dict[str, Family] = (
     }
 )
 """Families by the `model_type` of config.json."""
+
+NOT_READ = {
+    "apertus": "its activation has learned parameters",
+    "bitnet": "it has norms inside its sub-layers, and its products are of one bit",
+    "bloom": "its positions are slopes (ALiBi)",
+    "diffllama": "each of its heads is a difference of two softmaxes",
+    "falcon": "its configurations name several architectures, some with slopes (ALiBi)",
+    "gpt2": "its positions are a learned table",
+    "granite_swa": "each of its layers has a rotary base of its own",
+    "hunyuan_v1_dense": "its queries and keys are normalised after they are turned",
+    "ministral3": "its queries are scaled by their position",
+    "mpt": "its positions are slopes (ALiBi)",
+    "nanochat": "its norms have no parameters",
+    "olmo": "its norms have no parameters",
+    "opt": "its positions are a learned table",
+    "persimmon": "its queries and keys have layer norms",
+    "qwen2_moe": "its router has no row in `toolkit.experts.ROUTERS`",
+}
+"""Families that were looked at and are not read, and why."""
