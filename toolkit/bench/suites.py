@@ -54,6 +54,11 @@ SUITES: dict[str, Suite] = {
         (2,),
         "forms of a mixture of experts against ragged_dot",
     ),
+    "exits": Suite(
+        "toolkit.bench.exits:cases",
+        (2,),
+        "early exits of a model that is trained first: tokens per second against loss",
+    ),
     "looped": Suite(
         "toolkit.bench.looped:cases",
         (2,),

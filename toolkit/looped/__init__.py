@@ -34,6 +34,7 @@ sparse_reads              what the last such step read
 prefill                   read a prompt in parallel
 extend                    read further tokens, for instance a long text in pieces
 decode_step               append one token and predict the next
+decode_until_exit         the same, with as many loops as a rule asks for
 pad_prompts               prompts of different lengths as one batch
 generate                  continue a prompt
 stream                    the same, yielding each token as it is sampled
@@ -63,6 +64,7 @@ from toolkit.looped.decoding.cache import (
     read_sparsely,
     sparse_reads,
 )
+from toolkit.looped.decoding.early_exit import decode_until_exit
 from toolkit.looped.decoding.generation import generate, stream
 from toolkit.looped.decoding.sampling import penalised_logits, sample_token, truncated_logits
 from toolkit.looped.decoding.speculative import Speculation, generate_speculatively
@@ -112,6 +114,7 @@ __all__ = [
     "cache_bytes_per_token",
     "checkpoint_folder",
     "decode_step",
+    "decode_until_exit",
     "draw_loops",
     "effective_transition",
     "exit_loop",

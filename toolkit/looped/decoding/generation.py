@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 
 from toolkit._checks import checked
 from toolkit.looped.decoding.cache import cache_bytes_per_token, read_sparsely
+from toolkit.looped.decoding.early_exit import append_until_exit, exit_rule
 from toolkit.looped.decoding.sampling import check_sampling, penalised_logits, sample_token
 from toolkit.looped.decoding.steps import append, bucketed, checked_lengths, prefill
 from toolkit.looped.loop_rows import check_tokens
@@ -44,6 +45,7 @@ def generate(
     stop_token: int | Sequence[int] | None = None,
     sparse: str | None = None,
     dense_layers: int = 0,
+    exit: str | None = None,
 ) -> Int[Array, "batch length"]:
     """Continue a prompt.
 
@@ -65,6 +67,8 @@ def generate(
         sparse: how the steps read their cache, such as "tactic:mass=0.9"; see `read_sparsely`. None
             reads everything.
         dense_layers: number of first softmax layers that read everything nevertheless.
+        exit: when a token stops looping, such as "gate:0.9" or "kl:5e-4"; see `decode_until_exit`.
+            The prompt is read in all loops. None runs all loops.
 
     Returns:
         The `length` new tokens, int32, without the prompt.
@@ -79,7 +83,7 @@ def generate(
         (1, 4)
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, stop_token)
-    state = _start(model, prompt, length, how, key, lengths, sparse, dense_layers)
+    state = _start(model, prompt, length, how, key, lengths, sparse, dense_layers, exit)
     return jnp.concatenate(list(_chunks(model, *state, length, CHUNK)), axis=1)
 
 
@@ -99,6 +103,7 @@ def stream(
     stop_token: int | Sequence[int] | None = None,
     sparse: str | None = None,
     dense_layers: int = 0,
+    exit: str | None = None,
     tokens_per_dispatch: int = 8,
 ) -> Iterator[np.ndarray]:
     """`generate`, token by token: the same tokens, each [batch], as soon as they are written.
@@ -124,7 +129,7 @@ def stream(
     if not 1 <= tokens_per_dispatch <= CHUNK:
         raise ValueError(f"tokens_per_dispatch is {tokens_per_dispatch}; it must be 1 to {CHUNK}.")
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, stop_token)
-    state = _start(model, prompt, length, how, key, lengths, sparse, dense_layers)
+    state = _start(model, prompt, length, how, key, lengths, sparse, dense_layers, exit)
     chunks = _chunks(model, *state, length, tokens_per_dispatch)
     return (column for chunk in chunks for column in np.asarray(chunk).T)
 
@@ -160,7 +165,7 @@ class Sampling(NamedTuple):
         return how, jnp.asarray(stops) if stops.size else None
 
 
-def _start(model, prompt, length, sampling, key, lengths, sparse, dense_layers):
+def _start(model, prompt, length, sampling, key, lengths, sparse, dense_layers, exit):
     """Check all arguments, then read the prompt."""
     prompt, vocabulary = jnp.asarray(prompt), model.config.vocabulary
     check_tokens(prompt, vocabulary)
@@ -173,6 +178,9 @@ def _start(model, prompt, length, sampling, key, lengths, sparse, dense_layers):
     elif length < 1:
         raise ValueError(f"length is {length}; at least one token must be asked for.")
     how, stop = sampling.checked(vocabulary, key)
+    if exit is not None and sparse is not None:
+        raise ValueError(f"exit is {exit!r} and sparse {sparse!r}; want one of them, or none.")
+    rule = None if exit is None else exit_rule(exit, model.config)
     prompt, lengths = bucketed(prompt, checked_lengths(lengths, prompt))
     capacity = -(-(prompt.shape[1] + (length or 0)) // CAPACITY_STEP) * CAPACITY_STEP
     logits, cache = prefill(model, prompt, capacity, lengths=lengths)
@@ -186,18 +194,18 @@ def _start(model, prompt, length, sampling, key, lengths, sparse, dense_layers):
             row[tokens[-count:]] = True
         seen = jnp.asarray(seen)
     carried = logits, cache, has_stopped, seen
-    return jax.random.key(0) if key is None else key, how, stop, carried
+    return jax.random.key(0) if key is None else key, how, stop, rule, carried
 
 
-def _chunks(model, key, how, stop, carried, length, size):
+def _chunks(model, key, how, stop, rule, carried, length, size):
     for start in itertools.count(0, size) if length is None else range(0, length, size):
         count = size if length is None else min(size, length - start)
-        tokens, *carried = decode_chunk(model, *carried, key, how, stop, start, count)
+        tokens, *carried = decode_chunk(model, *carried, key, how, stop, start, count, rule)
         yield tokens[:, :count]
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
-def decode_chunk(model, logits, cache, has_stopped, seen, key, how, stop, start, count):
+def decode_chunk(model, logits, cache, has_stopped, seen, key, how, stop, start, count, rule=None):
     """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once."""
     # `how` holds numbers of `Sampling` as arrays; those of sampling are missing when greedy.
     how = dict(how)
@@ -217,7 +225,10 @@ def decode_chunk(model, logits, cache, has_stopped, seen, key, how, stop, start,
             has_stopped |= (token[:, None] == stop).any(axis=1)
         if seen is not None:
             seen = seen.at[rows, token].set(True)
-        logits, cache = append(model, token, cache)
+        if rule is None:
+            logits, cache = append(model, token, cache)
+        else:
+            logits, cache, _ = append_until_exit(model, token, cache, rule)
         return i + 1, tokens.at[:, i].set(token), logits, cache, has_stopped, seen
 
     tokens = jnp.full((logits.shape[0], CHUNK), 0 if stop is None else stop[0], jnp.int32)

@@ -13,6 +13,7 @@ from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.attention_options import AttentionOptions, WindowOptions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
+from toolkit.looped.mixing.unwritten import UnwrittenCache
 from toolkit.parallel.context.along import sequence_attention
 
 
@@ -191,6 +192,8 @@ class AttentionLayer(MixingLayer):
         inputs = self._project(x_t, cache.length)
         if isinstance(cache, SparseMemory):
             return cache.step(*inputs)
+        if isinstance(cache, UnwrittenCache):
+            return cache.step(*inputs, **self._how(window))
         return softmax_attention_step(*inputs, cache, **self._how(window))
 
     def _how(self, window):
