@@ -29,6 +29,7 @@ ROOMS = [
     "parallel.latent",
     "parallel.pipeline",
     "schedules.collectives",
+    "schedules.search",
     *toolkit._ROOMS,
 ]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in path.parts)

@@ -17,6 +17,8 @@ The ones the field uses (`orders.py`, `chunked_orders.py`):
 * `zero_bubble_v`: likewise, with the stages laid out as a V
 * `dual_pipe_v`: a V whose forwards stand beside backwards, half of DeepSeek's DualPipe
 
+Found by a program (`toolkit.schedules.search`): steady states, whole schedules, proved optima.
+
 What it costs (`simulation.py`):
 
 * `simulate`: when each task runs, for given durations and a delay between devices
