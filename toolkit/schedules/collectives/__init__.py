@@ -7,16 +7,24 @@ Networks (`fabrics/`):
 * `read_topology`: a network from JSON
 * `ring`, `mesh`, `torus`, `hypercube`, `complete`, `circulant`: nodes joined directly
 * `star`, `leaf_spine`, `fat_tree`: nodes around switches
+* `directed`, `kautz`: one-way links
+* `line_graph`, `degree_expansion`, `product`: graphs made of graphs
 * `dgx1`, `mi250`, `gpu_boxes`, `tpu_slice`: machines that one can rent
 
 The best throughput (`optimum.py`):
 
 * `optimum`: the best throughput of a collective as a fraction, with the cut that proves it
 * `Optimum`: the result
+* `joint_all_reduce`: the same for an all-reduce whose phases overlap, in fractions (`joint.py`)
+* `JointOptimum`: the result
 
 Trees (`trees.py`, `forest.py`, `packed/`):
 
 * `forest`: trees that reach the optimum (ForestColl)
+* `joint_forest`: trees of the joint all-reduce
+* `breadth_first`: floods along shortest paths, for direct links (`direct.py`)
+* `design_front`: graphs for a number of nodes and links, by steps and bandwidth
+* `Design`: one of them
 * `Forest`: a collective as trees, with the load of every link
 * `Tree`, `Edge`: a spanning tree with its share of the data; one step of it
 
@@ -46,6 +54,14 @@ from toolkit.schedules.collectives.baselines import (
     nccl_choice,
     ring_forest,
 )
+from toolkit.schedules.collectives.direct import Design, breadth_first, design_front
+from toolkit.schedules.collectives.fabrics.expansions import (
+    degree_expansion,
+    directed,
+    kautz,
+    line_graph,
+    product,
+)
 from toolkit.schedules.collectives.fabrics.machines import (
     dgx1,
     gpu_boxes,
@@ -66,6 +82,7 @@ from toolkit.schedules.collectives.fabrics.shapes import (
 )
 from toolkit.schedules.collectives.fabrics.topology import Topology, read_topology
 from toolkit.schedules.collectives.forest import forest
+from toolkit.schedules.collectives.joint import JointOptimum, joint_all_reduce, joint_forest
 from toolkit.schedules.collectives.msccl import from_msccl, to_msccl
 from toolkit.schedules.collectives.optimum import Optimum, optimum
 from toolkit.schedules.collectives.program import (
@@ -81,17 +98,23 @@ from toolkit.schedules.collectives.times import Pipelining, pipelined
 from toolkit.schedules.collectives.trees import Edge, Forest, Tree
 
 __all__ = [
+    "Design",
     "Edge",
     "Forest",
+    "JointOptimum",
     "Message",
     "Optimum",
     "Pipelining",
     "Program",
     "Topology",
     "Tree",
+    "breadth_first",
     "circulant",
     "complete",
+    "degree_expansion",
+    "design_front",
     "dgx1",
+    "directed",
     "disjoint_rings",
     "double_binary_trees",
     "fat_tree",
@@ -102,7 +125,11 @@ __all__ = [
     "grid_rings",
     "halving_doubling",
     "hypercube",
+    "joint_all_reduce",
+    "joint_forest",
+    "kautz",
     "leaf_spine",
+    "line_graph",
     "mesh",
     "mi250",
     "named_topology",
@@ -110,6 +137,7 @@ __all__ = [
     "optimum",
     "pipelined",
     "plan_report",
+    "product",
     "program_faults",
     "read_topology",
     "ring",
