@@ -129,7 +129,18 @@ def test_the_front_of_a_thousand_nodes():
     assert front[5] == Fraction(4, 3) * Fraction(1023, 1024)
     assert front[6] == Fraction(1044, 1024)
     assert front[8] == Fraction(1028, 1024)
-    assert front[20] == Fraction(1023, 1024)
+    assert front[10] == Fraction(1023, 1024)  # half the steps of four one-way rings
+    half = line_graph(line_graph(directed(8, 1, 3)))
+    found = breadth_first(half)
+    assert (half.compute, found.height) == (32, 5)
+    assert forest_faults(found, optimum(half).rate) == []
+
+
+@pytest.mark.nightly
+def test_a_product_of_line_graphs_is_optimal():
+    part = line_graph(directed(8, 1, 3))
+    found = breadth_first(product(part, part))
+    assert (found.height, found.rate) == (8, Fraction(256 * 4, 255))
 
 
 def test_what_cannot_be_is_refused():
