@@ -17,6 +17,8 @@ from toolkit.figures import in_words
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.subjects.cluster_plan import predicted
 from toolkit.lr import NoisyQuadratic
+from toolkit.parallel.experts import dispatch_traffic
+from toolkit.parallel.experts.dispatch import expert_slots
 from toolkit.planning import Strategy
 from toolkit.schedules import (
     gpipe,
@@ -123,6 +125,14 @@ SHEETS = {
             "4 * 2 * d * T / p", {"T": 4096, "p": 16, "d": 64},
             lambda T, p, d: quest_bytes(T, p, d), "bytes"),
     ],
+    "who_goes_where": [
+        Row("slots of an expert, T tokens, k of E experts each, capacity c",
+            "math.ceil(c * T * k / E)", {"c": 1.25, "T": 110, "k": 2, "E": 8},
+            lambda c, T, k, E: expert_slots(T * k, E, c), "pairs"),
+        Row("two all-to-all of C slots, width D, 2 bytes, n devices, sent per device",
+            "2 * E * C * D * 2 * (n - 1) / n", {"E": 128, "C": 160, "D": 2048, "n": 8},
+            lambda E, C, D, n: dispatched_bytes(E, C, D, n), "bytes"),
+    ],
 }  # fmt: skip
 
 
@@ -191,6 +201,13 @@ def quest_bytes(tokens, page, channels):
 
     quest, keys = SELECTORS["quest"](page_size=page), jnp.zeros((tokens, channels))
     return int(quest.index_bytes(quest.build(keys, keys, tokens), keys[:1], tokens))
+
+
+def dispatched_bytes(experts, slots, width, devices):
+    """What a device sends of tokens whose even load is this many slots; 8 experts per token."""
+    tokens = slots * experts // 8
+    found = dispatch_traffic(tokens, width, experts, 8, devices, capacity=1.0)
+    return sum(one.count * one.bytes_sent for one in found)
 
 
 def zero3_bytes():

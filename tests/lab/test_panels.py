@@ -24,18 +24,22 @@ SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
     "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
-    "TimelinePanel", "StalePanel", "AcceptancePanel",
+    "TimelinePanel", "StalePanel", "AcceptancePanel", "ExpertPanel", "BalancePanel",
+    "DispatchPanel", "LayoutPanel",
 )  # fmt: skip
-WITH_TEXT = ("MixerPanel", "LoopPanel")
+UNITS_ARE_WORDS = ("ReadingPanel", "MixerPanel")
+WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
 # Those whose sliders draw while they are moved, and that no test of their own times.
 WITH_SLIDERS = (
     "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
-    "ChipMemoryPanel", "SpeedupPanel", "DropPanel",
+    "ChipMemoryPanel", "SpeedupPanel", "DropPanel", "ExpertPanel", "BalancePanel",
+    "DispatchPanel", "LayoutPanel",
 )  # fmt: skip
 # Sisters of a panel that is moved by day, and those that are moved longest.
 SISTERS = {
     "MixerCostPanel", "LoopPanel", "LoopStatePanel", "RacePanel", "StepPanel", "SlicePanel",
     "ChipMemoryPanel", "FitsPanel", "DropPanel", "FitPanel", "CodesPanel", "StalePanel",
+    "BalancePanel", "DispatchPanel", "LayoutPanel",
 }  # fmt: skip
 MOVED = [
     *FIRST_TIER,
@@ -222,7 +226,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
     panel = getattr(lab, name)(token=12)
     slider = panel._control_widgets["token"].inputs[0]
     panel.text = "a b c"
-    assert slider.max == panel.view.token + 1 == (5 if name == "LoopPanel" else 3)
+    assert slider.max == panel.view.token + 1 == (3 if name in UNITS_ARE_WORDS else 5)
     slider.value = 1
     assert panel.view.token == 0
 

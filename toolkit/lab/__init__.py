@@ -15,6 +15,10 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `StepPanel`: collectives of the compiled step and of the textbook, with their causes
 * `DecodePanel`: latent attention on several chips: shards, and the time of a decode step
 * `SlicePanel`: a trained latent in slices: each softmax, the true one, and the error
+* `ExpertPanel`: the experts of a text's tokens, their loads, and what a capacity drops
+* `BalancePanel`: a bias that evens the loads of a trained router's experts, step by step
+* `DispatchPanel`: bytes sent for a layer of experts, by way of dispatch
+* `LayoutPanel`: experts placed anew by their loads as a text moves on
 * `DropPanel`: sparse decoding of a long text: tokens read and missed, and the cost
 * `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it could have stopped
 * `CodesPanel`: hash bits and product-quantised codes against true scores
@@ -51,6 +55,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolkit.lab.attention.instrument import CostPanel, MemoryPanel
     from toolkit.lab.attention.reading_panel import ReadingPanel
+    from toolkit.lab.experts.balance_panel import BalancePanel
+    from toolkit.lab.experts.dispatch_panel import DispatchPanel
+    from toolkit.lab.experts.layout_panel import LayoutPanel
+    from toolkit.lab.experts.tokens_panel import ExpertPanel
     from toolkit.lab.kit.controls import Choice, Number, Words
     from toolkit.lab.kit.panel import Panel
     from toolkit.lab.latent.decode_panel import DecodePanel
@@ -80,6 +88,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "toolkit.lab.attention.instrument": ("CostPanel", "MemoryPanel"),
     "toolkit.lab.attention.reading_panel": ("ReadingPanel",),
+    "toolkit.lab.experts.balance_panel": ("BalancePanel",),
+    "toolkit.lab.experts.dispatch_panel": ("DispatchPanel",),
+    "toolkit.lab.experts.layout_panel": ("LayoutPanel",),
+    "toolkit.lab.experts.tokens_panel": ("ExpertPanel",),
     "toolkit.lab.kit.controls": ("Choice", "Number", "Words"),
     "toolkit.lab.kit.panel": ("Panel",),
     "toolkit.lab.latent.decode_panel": ("DecodePanel",),
@@ -114,14 +126,18 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AcceptancePanel",
+    "BalancePanel",
     "ChipMemoryPanel",
     "Choice",
     "CodesPanel",
     "CostPanel",
     "DecodePanel",
+    "DispatchPanel",
     "DropPanel",
+    "ExpertPanel",
     "FitPanel",
     "FitsPanel",
+    "LayoutPanel",
     "Lesson",
     "LoopPanel",
     "LoopStatePanel",

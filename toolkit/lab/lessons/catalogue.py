@@ -18,8 +18,10 @@ LESSONS = (
     "kill_worker",
     "skip_and_compress",
     "loops_rates_kernels",
+    "who_goes_where",
 )
 INSTRUMENTS = (
+    "experts",
     "latent",
     "looped",
     "lr_search",

@@ -65,6 +65,21 @@ def _latents_kept() -> Answer:
     )
 
 
+def _pairs_dropped() -> Answer:
+    from toolkit.lab.experts.tokens_panel import ExpertPanel
+
+    view, balanced = (
+        ExpertPanel(model=model, layer=2, capacity=1.0).view for model in ("plain", "balanced")
+    )
+    share, other = (100 * float((~one.is_kept).mean()) for one in (view, balanced))
+    return Answer(
+        round(share),
+        f"{share:.0f} per cent (measured here): the fullest expert has "
+        f"{view.loads.max() / view.even:.1f} times an even load, and takes no more than one. The "
+        f"model trained with a balance loss drops {other:.0f} per cent.",
+    )
+
+
 def _needles_found() -> Answer:
     from toolkit.lab.sparsity.drop_panel import DropPanel
 
@@ -182,6 +197,22 @@ OUTLINES = {
                 "chips cut the latents in two slices (tpla). Which share of the whole cache does "
                 "each of them keep, in per cent?",
                 _latents_kept,
+                unit="per cent",
+                low=0,
+                high=100,
+            ),
+        ),
+    ),
+    "experts": Outline(
+        "Experts",
+        (
+            Question(
+                "pairs_dropped",
+                "A small model, trained without a loss that evens its loads, sends each of 110 "
+                "bytes to two of eight experts in its second layer. With capacity 1 an expert "
+                "takes as many pairs as if all loads were even. Which share of the pairs is "
+                "dropped, in per cent?",
+                _pairs_dropped,
                 unit="per cent",
                 low=0,
                 high=100,

@@ -89,6 +89,15 @@ def _loops(axes: Axes) -> None:
     axes.plot(turns / 4 + np.sin(turns), np.cos(turns), color=BLUE)
 
 
+def _routed(axes: Axes) -> None:
+    tokens, experts = np.arange(8), (0, 2, 2, 1, 3, 2, 0, 2)
+    for token, expert in zip(tokens, experts, strict=True):
+        axes.plot([0, 2], [token, 1 + 1.7 * expert], color=FAINT, linewidth=2)
+    axes.plot(0 * tokens, tokens, "o", color=BLUE, markersize=9)
+    axes.plot([2] * 4, 1 + 1.7 * np.arange(4), "s", color=ORANGE, markersize=16)
+    axes.invert_yaxis()
+
+
 PICTURES: dict[str, Callable[[Axes], None]] = {
     "attention_cost": _cost,
     "honest_benchmark": _honest,
@@ -102,6 +111,7 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "attention_memory": _memory,
     "skip_and_compress": _skipped,
     "loops_rates_kernels": _loops,
+    "who_goes_where": _routed,
 }
 
 

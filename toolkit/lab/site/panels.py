@@ -95,6 +95,23 @@ REPLAYED: dict[str, Replayed] = {
         },
         {"context_length": 32768},
     ),
+    "experts-text": Replayed(
+        "notebooks/experts", 'ExpertPanel(model="balanced"', "ExpertPanel",
+        {"model": None, "layer": None, "capacity": (1.0, 1.25, 1.5, 2.0, 4.0), "devices": (1, 4)},
+        {"model": "balanced", "layer": 2, "capacity": 1.0, "devices": 4},
+    ),
+    "experts-bias": Replayed(
+        "notebooks/experts", "balance = BalancePanel(", "BalancePanel",
+        {"model": None, "rate": None, "step": (0, 20, 40, 60, 100, 200, 400)},
+    ),
+    "experts-bytes": Replayed(
+        "notebooks/experts", 'DispatchPanel(model="qwen3"', "DispatchPanel",
+        {"model": None, "devices": None, "capacity": (1.0, 1.25, 2.0)},
+    ),
+    "experts-layout": Replayed(
+        "notebooks/experts", 'LayoutPanel(model="plain"', "LayoutPanel",
+        {"model": None, "layer": None, "node": None, "step": None},
+    ),
     "latent-decode": Replayed(
         "notebooks/latent", 'DecodePanel(model="deepseek_v3", degree=8', "DecodePanel",
         {
@@ -198,6 +215,15 @@ REPLAYED: dict[str, Replayed] = {
 }  # fmt: skip
 
 ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("notebooks/experts", 'Lesson("experts").predict('): (
+        "experts-text", {"model": "without a balance loss", "devices": "1"},
+    ),
+    ("tutorials/13_who_goes_where", 'lesson.predict("fullest", ExpertPanel'): (
+        "experts-text", {"model": "without a balance loss", "capacity": "1.25", "devices": "1"},
+    ),
+    ("tutorials/13_who_goes_where", 'lesson.predict("pairs_moved", BalancePanel'): (
+        "experts-bias", {},
+    ),
     ("notebooks/latent", 'Lesson("latent").predict('): (
         "latent-decode", {"degree": "2", "slices": "g = 2", "context": "32,768"},
     ),

@@ -1,0 +1,128 @@
+"""Bytes that a device sends for a layer of experts, by way of dispatch. Pure functions."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from toolkit.lab.kit.view import Data, View
+from toolkit.measure import in_words
+from toolkit.parallel.experts import Traffic, dispatch_traffic
+
+DEGREES = (2, 4, 8, 16, 32, 64)
+ITEMSIZE = 2  # bfloat16
+
+
+class Sizes(NamedTuple):
+    """The sizes of one published model that bytes depend on."""
+
+    title: str
+    width: int
+    experts: int
+    chosen: int
+
+
+MODELS = {
+    "mixtral": Sizes("Mixtral-8x7B", 4096, 8, 2),
+    "qwen3": Sizes("Qwen3-30B-A3B", 2048, 128, 8),
+    "gpt-oss": Sizes("gpt-oss-120b", 2880, 128, 4),
+    "deepseek": Sizes("DeepSeek-V3", 7168, 256, 8),
+}
+"""Their published configurations."""
+
+WAYS: dict[str, dict[str, Any]] = {
+    "capacity": {"dispatch": "all_to_all"},
+    "no drops": {"dispatch": "all_to_all"},
+    "gather": {"dispatch": "gather"},
+    "ragged, even": {"dispatch": "ragged"},
+}
+"""Arguments of `dispatch_traffic`; "capacity" gets the chosen one."""
+
+
+@dataclass(frozen=True)
+class DispatchView(View):
+    """Every way at one setting, and its bytes at every degree.
+
+    Attributes:
+        devices: shards of the experts, at most one per expert.
+        traffic: way -> collectives of the forward pass.
+        along: way -> bytes per token at every degree of `DEGREES`; NaN beyond a device per expert.
+    """
+
+    model: str
+    tokens: int
+    devices: int
+    capacity: float
+    traffic: dict[str, list[Traffic]]
+    along: dict[str, list[float]]
+
+    @property
+    def sizes(self) -> Sizes:
+        """The model's."""
+        return MODELS[self.model]
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Way -> bytes that a device sends, forward."""
+        return {way: sent_by(found) for way, found in self.traffic.items()}
+
+    def data(self) -> Data:
+        return {
+            "way": [*self.traffic],
+            "sent per device and layer (bytes)": [*self.sent.values()],
+            "of the gather (share)": [sent / self.sent["gather"] for sent in self.sent.values()],
+            "collectives": [kinds_of(found) for found in self.traffic.values()],
+            "drops": ["yes" if way == "capacity" else "no" for way in self.traffic],
+        }
+
+    def sentence(self) -> str:
+        sizes, sent = self.sizes, self.sent
+        # Of 2 (n - 1) t D numbers of a gather, half are float32 sums: 6 bytes against 4 k c / n.
+        limit = 2 / 3 * sizes.chosen * self.capacity
+        which = "less" if sent["gather"] < sent["capacity"] else "more"
+        return (
+            f"{sizes.title}, {self.devices} devices with {self.tokens:,} tokens each (modelled): "
+            f"with capacity {self.capacity:g} a device sends "
+            f"{in_words(sent['capacity'], 'bytes')} for a layer, forward, and without drops "
+            f"{in_words(sent['no drops'], 'bytes')}. A gather sends "
+            f"{in_words(sent['gather'], 'bytes')}, {which} than with capacity: it pays for fewer "
+            f"devices than two thirds of experts per token times capacity, here {limit:.3g}."
+        )
+
+    def footnote(self) -> str:
+        return (
+            "Modelled: bytes in bfloat16 by the formulas of dispatch_traffic, which equal those "
+            "of compiled programs.\nThe gradient sends them once more."
+        )
+
+
+def sent_by(found: list[Traffic]) -> int:
+    """Bytes of all collectives."""
+    return sum(one.count * one.bytes_sent for one in found)
+
+
+def kinds_of(found: list[Traffic]) -> str:
+    """Collectives in words."""
+    counts: dict[str, int] = {}
+    for one in found:
+        counts[one.kind] = counts.get(one.kind, 0) + one.count
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def dispatch_view(*, model: str, tokens: int, devices: int, capacity: float) -> DispatchView:
+    """All ways; `devices` is limited to the experts."""
+    sizes = MODELS[model]
+
+    def of(way: str, degree: int) -> list[Traffic]:
+        how = WAYS[way] | ({"capacity": capacity} if way == "capacity" else {})
+        numbers = tokens, sizes.width, sizes.experts, sizes.chosen, degree
+        return dispatch_traffic(*numbers, itemsize=ITEMSIZE, **how)
+
+    along = {
+        way: [
+            sent_by(of(way, degree)) / tokens if degree <= sizes.experts else float("nan")
+            for degree in DEGREES
+        ]
+        for way in WAYS
+    }
+    devices = min(devices, sizes.experts)
+    traffic = {way: of(way, devices) for way in WAYS}
+    return DispatchView(model, tokens, devices, capacity, traffic, along)

@@ -1,0 +1,178 @@
+"""A text coloured by the experts of its bytes, their loads, and what a capacity drops."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from toolkit.figures import ACCENT, FAINT, INK
+from toolkit.lab.experts.small_mixture import CHOSEN, EXPERTS, LAYERS
+from toolkit.lab.experts.tokens_view import (
+    LINE,
+    LINES,
+    MOST,
+    TEXT,
+    TRAINED,
+    TokensView,
+    tokens_view,
+)
+from toolkit.lab.kit.controls import Choice, Number, Words
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
+
+TINTS = (
+    "#a8cfe8", "#f4c99b", "#a9dbc3", "#e9b8d3", "#f2e394", "#c9c3e6", "#d9d4cb", "#f3a59b",
+)  # fmt: skip
+"""A colour per expert, pale enough for a number to be read on it."""
+NAMES = [str(expert + 1) for expert in range(EXPERTS)]
+_ROWS = 1 + CHOSEN  # of every line: the bytes, then their experts
+COLOURS = ListedColormap(TINTS).with_extremes(bad=(1, 1, 1, 0))
+"""The same for an image, whose NaN show what lies below."""
+
+
+class TextPlot(Plot):
+    """The bytes in lines, and below each the numbers and colours of its experts."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes, title="The text, and below each byte its two experts", grid="")
+        axes.set(xlim=(-0.6, LINE - 0.4), ylim=(_ROWS * LINES - 0.4, -0.6), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        look: dict[str, Any] = {"ha": "center", "va": "center", "family": "DejaVu Sans Mono"}
+        self.letters = [axes.text(*_place(at), "", fontsize=12, **look) for at in range(MOST)]
+        shape = (_ROWS * LINES, LINE)
+        self.image_of = self.image(shape, COLOURS, -0.5, EXPERTS - 0.5)
+        # A line per expert, whose markers are its number: a text per cell would take too long.
+        self.numbers = [
+            self.marks(INK, f"${name}$", markersize=5.5, markeredgewidth=0.25) for name in NAMES
+        ]
+        self.strikes = self.segments(colors=ACCENT, linewidths=1.7)
+        self._frame = self.frame(0, 0, 0.96, _ROWS - 0.04, linewidth=1.8)
+
+    def show(self, view: TokensView) -> None:
+        count = len(view.words)
+        for at, letter in enumerate(self.letters):
+            word = view.words[at] if at < count else ""
+            if letter.get_text() != word:
+                letter.set_text(word)
+        x, y = np.array([_place(at) for at in range(count)]).T
+        cells = np.full((_ROWS * LINES, LINE), np.nan)
+        for choice in range(CHOSEN):
+            cells[y + 1 + choice, x] = view.experts[:, choice]
+        self.image_of.set_data(cells)
+        rows = y[:, None] + 1 + np.arange(CHOSEN)
+        columns = np.repeat(x[:, None], CHOSEN, axis=1)
+        for expert, numbers in enumerate(self.numbers):
+            own = view.experts == expert
+            numbers.set_data(columns[own], rows[own])
+        lost = ~view.is_kept
+        struck = [(columns[lost], rows[lost]), (x[lost.all(1)], y[lost.all(1)])]
+        self.strikes.set_segments(
+            [
+                [(left - 0.4, top + 0.3), (left + 0.4, top - 0.3)]
+                for places in struck
+                for left, top in zip(*places, strict=True)
+            ]
+        )
+        left, top = _place(view.token)
+        self._frame.set_xy((left - 0.48, top - 0.48))
+
+
+def _place(at: int) -> tuple[int, int]:
+    """Column and row of a byte."""
+    return at % LINE, _ROWS * (at // LINE)
+
+
+class LoadPlot(Plot):
+    """Pairs of every expert, taken and dropped, with the even load and what may be taken."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes, title="Pairs of each expert", grid="y")
+        axes.set(xlim=(-0.6, EXPERTS - 0.4), ylim=(0, 4.2), xlabel="expert")
+        axes.set_ylabel("of an even load")
+        axes.set_xticks(range(EXPERTS), NAMES)
+        axes.tick_params(axis="x", length=0)
+        look: dict[str, Any] = {"width": 0.72, "edgecolor": INK, "linewidth": 0.7}
+        places = range(EXPERTS)
+        self.taken = list(map(self.moving, axes.bar(places, 0, color=TINTS, **look)))
+        dropped = axes.bar(places, 0, color="white", hatch="////", label="dropped", **look)
+        self.dropped = list(map(self.moving, dropped))
+        self.even = self.line(color=INK, linestyle="--", linewidth=1.4, label="even")
+        self.room = self.line(color=ACCENT, linewidth=1.6, label="capacity")
+        axes.legend(
+            loc="upper left", ncols=3, fontsize=8.5, handlelength=1.4, columnspacing=0.8,
+            borderpad=0.1,
+        )  # fmt: skip
+
+    def show(self, view: TokensView) -> None:
+        loads, kept = view.loads / view.even, view.kept / view.even
+        for taken, dropped, load, part in zip(self.taken, self.dropped, loads, kept, strict=True):
+            taken.set_height(part)
+            dropped.set(y=part, height=load - part)
+        self.even.set_data([-0.6, EXPERTS - 0.4], [1, 1])
+        room = min(view.slots * view.devices / view.even, 9)
+        self.room.set_data([-0.6, EXPERTS - 0.4], [room, room])
+
+
+class RouterPlot(Plot):
+    """Scores of the selected byte, the weights of its experts in words."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes, title="Scores of the framed byte", grid="y")
+        axes.set(xlim=(-0.6, EXPERTS - 0.4), ylim=(0, 1.18), xlabel="expert")
+        axes.set_xticks(range(EXPERTS), NAMES)
+        axes.tick_params(axis="x", length=0)
+        bars = axes.bar(range(EXPERTS), 0, 0.72, color=TINTS)
+        self.bars = list(map(self.moving, bars))
+        self._words = [self.text(ha="center", va="bottom", fontsize=8.5) for _ in range(CHOSEN)]
+
+    def show(self, view: TokensView) -> None:
+        chosen = [*view.experts[view.token]]
+        for expert, (bar, score) in enumerate(zip(self.bars, view.scores, strict=True)):
+            bar.set(height=score, linewidth=1.8 if expert in chosen else 0.5)
+            bar.set_edgecolor(ACCENT if expert in chosen else FAINT)
+        for words, expert, weight in zip(
+            self._words, chosen, view.weights[view.token], strict=True
+        ):
+            words.set(text=f"{weight:.0%}", x=expert, y=view.scores[expert] + 0.02)
+
+
+class ExpertPanel(Panel):
+    """The experts of a text's bytes, their loads, and what a capacity drops.
+
+    Example:
+        >>> panel = ExpertPanel(model="plain", capacity=1.0)
+        >>> bool(panel.view.is_kept.all())
+        False
+    """
+
+    title = "Experts: where do the tokens go, and which are dropped?"
+    figure_size = (9.6, 5.6)
+    has_palette = True
+
+    text = Words("Text", TEXT, explanation=f"The first {MOST} bytes are shown")
+    model = Choice("Trained", "plain", {words: name for name, words in TRAINED.items()})
+    layer = Number("Layer", 2, low=1, high=LAYERS)
+    capacity = Number(
+        "Capacity", 1.25, low=0.25, high=EXPERTS / CHOSEN, step=0.05,
+        explanation="Pairs that an expert takes, relative to an even load",
+    )  # fmt: skip
+    devices = Choice(
+        "Devices", 1, {str(n): n for n in (1, 2, 4, 8)},
+        explanation="Each has an equal part of the text, and its own slots at every expert",
+    )  # fmt: skip
+    token = Number(
+        "Byte", 39, low=1, high=MOST, explanation="The framed one",
+        maximum=lambda view: len(view.words),
+    )  # fmt: skip
+
+    def compute(self, **state: Any) -> TokensView:
+        return tokens_view(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        return [
+            TextPlot(figure.add_axes((0.02, 0.13, 0.6, 0.79))),
+            LoadPlot(figure.add_axes((0.69, 0.6, 0.3, 0.32))),
+            RouterPlot(figure.add_axes((0.69, 0.13, 0.3, 0.3))),
+        ]
