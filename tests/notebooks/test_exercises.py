@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab import (
+    BalancePanel,
     ChipMemoryPanel,
     DecodePanel,
     DropPanel,
@@ -144,3 +145,17 @@ def test_the_rival_that_beats_us_by_most(place: int | None, words: str, capsys) 
 def test_eight_needles_for_few_bytes(answer: dict, words: str, capsys) -> None:
     panel = DropPanel(**{"budget": 64, "context": 4096} | answer)
     assert words in said_by_check("sparsity", capsys, panel=panel)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"rate": 1e-2, "step": 40}, "Right: 1.23 times an even load after 40 steps of 0.01"),
+        ({"rate": 3e-3, "step": 60}, "Not yet: 1.53 times an even load after 60 steps"),
+        ({"rate": 1e-2, "step": 50, "model": "balanced"}, "trained without a balance loss"),
+        ({"rate": 1e-2, "step": 61}, "At most 60 steps, please"),
+    ],
+)
+def test_a_bias_that_levels_the_loads_soon(answer: dict, words: str, capsys) -> None:
+    balance = BalancePanel(**({"model": "plain", "layer": 2} | answer))
+    assert words in said_by_check("experts", capsys, balance=balance)
