@@ -70,7 +70,7 @@ class DevicesPlot(Plot):
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Loads of the devices at this step", grid="y")
-        axes.set(xlim=(-0.6, DEVICES - 0.4), ylim=(0, 2.6), xlabel="device")
+        axes.set(xlim=(-0.6, DEVICES - 0.4), ylim=(0, 3.2), xlabel="device")
         axes.set_ylabel("of an even load")
         axes.set_xticks(range(DEVICES))
         axes.tick_params(axis="x", length=0)
@@ -96,19 +96,19 @@ class AlongPlot(Plot):
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Fullest device, step by step")
-        axes.set(xlim=(0.7, STEPS + 0.3), ylim=(0.9, 2.6), xlabel="step")
+        axes.set(xlim=(0.7, STEPS + 0.3), ylim=(0.9, 3.2), xlabel="step")
         axes.axhline(1, color=FAINT, linestyle="--", linewidth=1.2)
         self.now = self.line(color=ACCENT, linewidth=1.3)
         self.lines = {
             plan: self.line(label=plan, marker=one.marker, markersize=5, **one.line)
             for plan, one in _LOOKS.items()
         }
-        axes.legend(loc="upper left", fontsize=9)
+        axes.legend(loc="upper left", ncols=3, fontsize=8.5, columnspacing=1, handlelength=1.8)
 
     def show(self, view: LayoutView) -> None:
         for plan, line in self.lines.items():
             line.set_data(range(1, STEPS + 1), view.imbalance(plan))
-        self.now.set_data([view.step] * 2, [0.9, 2.6])
+        self.now.set_data([view.step] * 2, [0.9, 3.2])
 
 
 class LayoutPanel(Panel):
