@@ -80,7 +80,7 @@ SHEETS = {
     "shard_transformer": [
         Row("block cut over n devices, forward, sent per device", "4 * (n - 1) / n * T * w * b",
             {"n": 4, "T": 8192, "w": 8192, "b": 2},
-            lambda n, T, w, b: 1e6 * large_block_mb(), "bytes"),
+            lambda n, T, w, b: 1e6 * float(large_block_mb()), "bytes"),
     ],
     "pipeline": [
         Row("bubble of GPipe", "(p - 1) / (m + p - 1)", PIPE,
@@ -148,7 +148,7 @@ def order_of_products(size, columns):
 
     square, thin = (jax.ShapeDtypeStruct((size, n), "float32") for n in (size, columns))
     left, right = (
-        jax.jit(program).lower(square, thin).compile().cost_analysis()["flops"]
+        jax.jit(program).lower(square, thin).compile().cost_analysis()["flops"]  # pyright: ignore
         for program in (lambda a, b: (a @ a) @ b, lambda a, b: a @ (a @ b))
     )
     return left / right
@@ -199,7 +199,7 @@ def quest_bytes(tokens, page, channels):
     """What a step of Quest reads of its index, before any key."""
     import jax.numpy as jnp
 
-    quest, keys = SELECTORS["quest"](page_size=page), jnp.zeros((tokens, channels))
+    quest, keys = SELECTORS["quest"](page_size=page), jnp.zeros((tokens, channels))  # pyright: ignore
     return int(quest.index_bytes(quest.build(keys, keys, tokens), keys[:1], tokens))
 
 

@@ -216,7 +216,7 @@ def test_numbers_are_given_once_and_controls_are_documented(name: str, shown) ->
     assert len({len(values) for values in columns.values()}) == 1
     table = panel.view.table()
     assert [*panel.view.row(-1).values()] == [*table.rows[-1]]
-    assert all(f"\n    {control}: " in type(panel).__doc__ for control in panel._controls)
+    assert all(f"\n    {control}: " in (type(panel).__doc__ or "") for control in panel._controls)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def levelling(model: str, layer: int, rate: float) -> Levelling:
 
 
 @jax.jit
-def _levelled(logits: Float[Array, "tokens experts"], rate: Array) -> tuple[Array, Array, Array]:
+def _levelled(logits: Float[Array, "tokens experts"], rate: Any) -> tuple[Array, Array, Array]:
     each = WINDOWS_PER_STEP * TIME
     batches = logits.reshape(-1, each, EXPERTS)
 

@@ -112,7 +112,7 @@ def dispatch_view(*, model: str, tokens: int, devices: int, capacity: float) -> 
     sizes = MODELS[model]
 
     def of(way: str, degree: int) -> list[Traffic]:
-        how = WAYS[way] | ({"capacity": capacity} if way == "capacity" else {})
+        how: dict[str, Any] = WAYS[way] | ({"capacity": capacity} if way == "capacity" else {})
         numbers = tokens, sizes.width, sizes.experts, sizes.chosen, degree
         return dispatch_traffic(*numbers, itemsize=ITEMSIZE, **how)
 

@@ -35,7 +35,7 @@ class SlotsPlot(Plot):
         super().__init__(axes, title=title, grid="")
         self._plan = plan
         axes.set(xlim=(-0.5, DEVICES - 0.5), yticks=[])
-        axes.set_xticks(range(DEVICES), range(DEVICES))
+        axes.set_xticks(range(DEVICES), map(str, range(DEVICES)))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         self.image_of = self.image((_MOST, DEVICES), COLOURS, -0.5, EXPERTS - 0.5)

@@ -4,10 +4,11 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from toolkit.experts import max_violation, route
+from toolkit.experts import route
 from toolkit.lab.experts.small_mixture import (
     CHOSEN,
     EXPERTS,
@@ -110,7 +111,7 @@ class TokensView(TextView):
                 self.experts[self.token], self.weights[self.token], strict=True
             )
         )
-        fullest = 1 + float(max_violation(self.loads.astype(np.float32)))
+        fullest = self.loads.max() / self.even
         parts = f"{self.devices} devices with equal parts" if self.devices > 1 else "one device"
         return (
             f"{self.place_in_words}, layer {self.layer} chooses {first} and {second}. The model "
@@ -147,5 +148,5 @@ def tokens_view(
 def _routed(model: str, text: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Experts, weights and scores of every layer and byte."""
     logits = logits_of_text(model, text)
-    routing = route(logits, CHOSEN, scores="sigmoid")
+    routing = route(jnp.asarray(logits), CHOSEN, scores="sigmoid")
     return np.asarray(routing.experts), np.asarray(routing.weights), 1 / (1 + np.exp(-logits))

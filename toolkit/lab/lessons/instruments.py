@@ -68,10 +68,11 @@ def _latents_kept() -> Answer:
 def _pairs_dropped() -> Answer:
     from toolkit.lab.experts.tokens_panel import ExpertPanel
 
-    view, balanced = (
+    views: list[Any] = [
         ExpertPanel(model=model, layer=2, capacity=1.0).view for model in ("plain", "balanced")
-    )
-    share, other = (100 * float((~one.is_kept).mean()) for one in (view, balanced))
+    ]
+    view = views[0]
+    share, other = (100 * float((~one.is_kept).mean()) for one in views)
     return Answer(
         round(share),
         f"{share:.0f} per cent (measured here): the fullest expert has "

@@ -92,7 +92,7 @@ def _loops(axes: Axes) -> None:
 def _routed(axes: Axes) -> None:
     tokens, experts = np.arange(8), (0, 2, 2, 1, 3, 2, 0, 2)
     for token, expert in zip(tokens, experts, strict=True):
-        axes.plot([0, 2], [token, 1 + 1.7 * expert], color=FAINT, linewidth=2)
+        axes.plot([0.0, 2.0], [float(token), 1 + 1.7 * expert], color=FAINT, linewidth=2)
     axes.plot(0 * tokens, tokens, "o", color=BLUE, markersize=9)
     axes.plot([2] * 4, 1 + 1.7 * np.arange(4), "s", color=ORANGE, markersize=16)
     axes.invert_yaxis()

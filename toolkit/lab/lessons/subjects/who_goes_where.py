@@ -162,7 +162,7 @@ def _judge_route(function: Callable[..., Any]) -> tuple[str, Draw]:
     wanted = _dense(np.asarray(routing.experts), np.asarray(routing.weights))
     got = asked(bias)
     drawn = draw_matrices(got, wanted, xlabel="expert", ylabel="token")
-    near = {"atol": 1e-4}
+    near: dict[str, Any] = {"atol": 1e-4}
     if not np.allclose(got, wanted, **near):
         for changes, reason in _WRONG:
             if np.allclose(got, _variant(logits, bias, **changes), **near):
@@ -223,7 +223,7 @@ def _judge_next_bias(next_bias: Callable[..., Any]) -> tuple[str, Draw]:
         names, (1000 * (got - bias)).tolist(), (1000 * RATE * change).tolist(),
         xlabel="change of the bias, thousandths",
     )  # fmt: skip
-    near = {"atol": 1e-6}
+    near: dict[str, Any] = {"atol": 1e-6}
     if np.allclose(got, bias + RATE * change, **near):
         return "Right: full experts lose, empty ones gain, all by the same step.", drawn
     each = np.sign(loads.mean(1, keepdims=True) - loads)
