@@ -329,3 +329,9 @@ def test_stages_can_be_left_out_and_layers_named(teacher):
 def test_wrong_arguments_are_named(call, message, teacher):
     with pytest.raises(ValueError, match=message):
         call(teacher)
+
+
+def test_a_sampler_of_another_signature_is_named(teacher):
+    message = r"sample must be called as sample\(data, step, time=tokens\).*\(step, data\)"
+    with pytest.raises(TypeError, match=message):
+        convert(teacher, None, lambda step, data: step, plan=PLAN)

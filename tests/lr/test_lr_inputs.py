@@ -297,7 +297,9 @@ def test_every_result_says_why():
         return search(loss, ZEROS, DATA, **{"budget": BUDGET, **options}).reason
 
     assert re.match(r"probes of \d+ steps are best at \S+, of rates from", reason(budget=2000))
-    assert reason(budget=20) == "the budget pays for no candidates: the middle of lr_range"
+    with pytest.warns(UserWarning, match="budget 20 is too small for a search") as caught:
+        assert reason(budget=20) == "the budget pays for no candidates: the middle of lr_range"
+    assert caught[0].filename == __file__
     beyond = reason(lr_range=(1e-6, 1e-5), budget=2000)
     assert "the highest rate tried" in beyond
     assert "may lie beyond" in beyond

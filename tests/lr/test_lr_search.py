@@ -272,3 +272,13 @@ def test_a_loop_of_ones_own_finds_the_best_constant_rate():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="evaluation"):
         search(loss_fn, PARAMS, DATA, evaluation="threads")
+
+
+def test_a_result_is_printed_in_a_few_lines():
+    data = jnp.linspace(0, 1, 4096).reshape(8, 512)
+    found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.zeros(512), data, budget=300)
+    lines = repr(found).splitlines()
+    assert lines[0] == f"SearchResult: {found.reason}"
+    assert len(lines) == 4
+    assert max(map(len, lines)) < 200
+    assert f"{found.ledger.kept_steps} steps" in lines[1]

@@ -5,6 +5,7 @@ copy of them.
 """
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,15 @@ class Course:
     is_progress_shown: bool = True
     stop: Callable[[], bool] | None = None
     callback: Callable[[dict[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            inspect.signature(self.sample).bind(self.data, 0, time=self.plan.align_time)
+        except TypeError as error:
+            raise TypeError(
+                f"sample must be called as sample(data, step, time=tokens); its signature is "
+                f"{inspect.signature(self.sample)} ({error})."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)

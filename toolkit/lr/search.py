@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +72,7 @@ class SearchProgress:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search.
+    """The result of a search; printed, it is a few lines.
 
     Attributes:
         schedule: step -> rate, as trained; its last rate stays. The lowest rate of the range if
@@ -96,6 +97,19 @@ class SearchResult:
     params: Any
     reason: str
     progress: SearchProgress
+
+    def __repr__(self) -> str:
+        rates, spent = self.progress.controller.rates, self.ledger
+        kept = f"{len(rates)} steps"
+        if len(rates):
+            kept += f", from {rates[0]:.3g} through {max(rates):.3g} to {rates[-1]:.3g}"
+        return (
+            f"SearchResult: {self.reason}\n"
+            f"  trained     {kept}\n"
+            f"  candidates  {len(self.table['rate'])}\n"
+            f"  budget      {spent.spent:.0f} gradient evaluations spent, "
+            f"{spent.gradient_evaluations - spent.kept_steps} of them thrown away"
+        )
 
 
 @checked
@@ -208,13 +222,16 @@ def search(
     except KeyboardInterrupt:
         stopped = "; stopped by Ctrl-C"
     controller = progress.controller
+    reason = reason_of(constants, controller) + stopped
+    if controller.ledger.gradient_evaluations and not len(controller.table["rate"]):
+        warnings.warn(f"budget {budget} is too small for a search: {reason}.", stacklevel=3)
     rates = controller.rates if len(controller.rates) else np.array(lr_range[:1])
     return SearchResult(
         tabulated_schedule(rates),
         controller.ledger,
         controller.table,
         progress.state.params,
-        reason_of(constants, controller) + stopped,
+        reason,
         progress,
     )
 
