@@ -228,8 +228,11 @@ ROPES = {
 @pytest.mark.parametrize("name", by_night({*ROPES} - {"longrope", "yarn"}, ROPES))
 def test_rotary_rules(name, tmp_path):
     rope = ROPE | ROPES[name] | {"rope_type": name.split()[0]}
-    own = {"original_max_position_embeddings": 32} if name == "longrope" else {}
-    theirs = published("phi3", tmp_path, **{"head_dim": 8, "rope_parameters": rope, **own})
+    settings = {"head_dim": 8, "sliding_window": 5, "rope_parameters": rope}
+    if name == "longrope":
+        settings["original_max_position_embeddings"] = 32
+    style = "phi3" if name == "longrope" else "mistral"
+    theirs = published(style, tmp_path, **settings)
     tokens, model = some_tokens(), load_checkpoint(tmp_path)
     wanted = logits_of(theirs, tokens)
     assert error_of(model, tokens, wanted) <= TOLERANCE
@@ -244,7 +247,7 @@ def test_rotary_rules(name, tmp_path):
         with pytest.raises(ValueError, match=r"window\.longest"):
             prefill(model, jnp.zeros((1, 3), int), longest + 1)
         with pytest.raises(ValueError, match="cannot express window"):
-            save_checkpoint(model, tmp_path / "ours", style="phi3")
+            save_checkpoint(model, tmp_path / "ours", style=style)
 
 
 def moved(name, value):
