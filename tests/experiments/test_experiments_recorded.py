@@ -45,3 +45,13 @@ def test_recorded_results_are_of_every_setting_with_provenance_and_verdicts_by_t
             verdict.seeds < LEAST_SEEDS or " commits, " in str(verdict)
         )
         assert verdict.interval or verdict.word == "not shown"
+
+
+def test_what_the_notebook_on_latents_says_of_the_record():
+    experiment, folder = load_experiment("latent"), RECORDED[0].parent
+    results = results_of(read_runs(folder / "latent.jsonl", experiment), experiment)
+    for label, share in {
+        "g=2, PCA, exact norm": 0.94, "g=2, no basis, exact norm": 0.8,
+        "g=4, PCA, exact norm": 0.88, "g=4, no basis, exact norm": 0.71, "DCP, 4 devices": 1,
+    }.items():  # fmt: skip
+        assert results.mean(label, "same token") == pytest.approx(share, abs=0.005)

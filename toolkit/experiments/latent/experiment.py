@@ -174,7 +174,7 @@ def _parent(config: LoopedConfig, steps: int, seed: int, folder: Path) -> Looped
 
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels(6.2)
-    figure.subplots_adjust(left=0.245, wspace=0.06, top=0.93, bottom=0.16)
+    figure.subplots_adjust(left=0.27, wspace=0.06, top=0.93, bottom=0.16)
     labels = results.labels
     places = np.arange(len(labels))
     columns = (
@@ -194,7 +194,7 @@ def _draw(results: Results, caption: str):
             axes.plot([], [], look.marker, color=look.colour, markersize=8, label=legend)
     if "MLA" in labels:
         left.axvline(results.mean("MLA", ALL), color="#8a949e", linewidth=1)
-    left.set_yticks(places, labels)
+    left.set_yticks(places, labels, fontsize=9)
     right.set_yticks(places, [""] * len(labels))
     for axes in (left, right):
         axes.set_ylim(len(places) - 0.4, -0.6)
