@@ -61,6 +61,8 @@ def plan(
     grade_looped: Path | None = None,
     grade_plans: Path | None = None,
     minutes: float = 0.0,
+    topology: str | None = None,
+    collectives: Literal["ring", "optimum"] = "optimum",
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
 
@@ -82,6 +84,9 @@ def plan(
         grade_looped: the same for a record of looped, hybrid and latent models.
         grade_plans: report for every plan in this record whether it fits as compiled by libtpu.
         minutes: first extend that record for so long.
+        topology: the network of the chips, as `toolkit plan-collective` takes it: rates follow from
+            its links.
+        collectives: what runs on that network.
     """
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
@@ -102,8 +107,13 @@ def plan(
         fitted = planning.calibrate(calibrate)
         print(f"{fitted}\n")
         constants = fitted.constants
+    where = planning.cluster(compile or chips)
+    if topology is not None:
+        from toolkit.schedules.collectives import named_topology
+
+        where = planning.cluster(where, named_topology(topology), collectives)
     found = planning.plan(
-        model, compile or chips, batch=batch, sequence_length=sequence_length,
+        model, where, batch=batch, sequence_length=sequence_length,
         memory=None if memory is None else memory * 2**30, constants=constants,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")

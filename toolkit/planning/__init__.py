@@ -10,7 +10,9 @@ Predict (`predict.py`, `memory/`, `time/`):
 * `calibrate`: constants that fit a file of measurements, as a `Calibration`
 * `Calibration`: constants, which of them were determined, errors before and after
 * `what_fits`: models against clusters under six schemes by name
-* `cluster`: chips by name, as a `Cluster`; `MODELS`: configurations by name
+* `cluster`: chips by name, as a `Cluster`, also with the links of a network; `MODELS`:
+  configurations by name
+* `place_axes`: which axis of a mesh to lay on which links, as an `AxisPlacement` (`networks.py`)
 
 Plan (`search/`, `time/pipelines.py`, `uneven/`):
 
@@ -52,6 +54,7 @@ from toolkit.planning.grade.calibrate import Calibration, calibrate
 from toolkit.planning.grade.program import Program, train_program
 from toolkit.planning.memory.categories import Memory
 from toolkit.planning.models import MODELS
+from toolkit.planning.networks import AxisPlacement, place_axes
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.search.layers import Assignment, assign_layers, decision_trees
 from toolkit.planning.search.plan import Plan, plan
@@ -66,6 +69,7 @@ from toolkit.planning.uneven.sequences import SequencePlan, plan_sequences
 __all__ = [
     "MODELS",
     "Assignment",
+    "AxisPlacement",
     "Calibration",
     "Cluster",
     "Constants",
@@ -90,6 +94,7 @@ __all__ = [
     "decode_cost",
     "overlapped_seconds",
     "pipeline_seconds",
+    "place_axes",
     "place_stages",
     "plan",
     "plan_decode",

@@ -14,7 +14,9 @@ from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
 from toolkit.measure.chips import PEAKS
 from toolkit.measure.here import measured_peak
+from toolkit.planning.networks import Collectives, axis_rate
 from toolkit.planning.strategy import MOST_CHIPS
+from toolkit.schedules.collectives import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Cluster:
         chip: its published figures.
         chips: number of chips.
         is_measured: whether its figures were measured here instead of published.
+        topology: its links, if the rates of groups are to follow from them.
+        collectives: what runs on these links: "ring", or the "optimum" of trees.
 
     Example:
         >>> cluster("h100:64").chips, cluster("v5e:4x4").chip.name
@@ -36,6 +40,8 @@ class Cluster:
     chip: Peak
     chips: int
     is_measured: bool = False
+    topology: Topology | None = None
+    collectives: Collectives = "optimum"
 
     def link(self, inner: int, degree: int) -> Link:
         """The link over which a group of `degree` chips, `inner` chips apart, communicates.
@@ -52,6 +58,10 @@ class Cluster:
         return {}
 
     def _link(self, inner: int, degree: int) -> Link:
+        if self.topology is not None:
+            rate = axis_rate(self.topology, inner, degree, self.collectives)
+            name = f"{self.collectives} on {self.topology.name}"
+            return Link(name, rate, degree, self.topology.seconds, "modelled from its links")
         for position, link in enumerate(self.chip.links):
             if inner * degree <= link.chips or position == len(self.chip.links) - 1:
                 break
@@ -71,12 +81,18 @@ class Cluster:
 
 
 @checked
-def cluster(chips: str | Cluster) -> Cluster:
+def cluster(
+    chips: str | Cluster, topology: Topology | None = None, collectives: Collectives = "optimum"
+) -> Cluster:
     """A cluster by name: kind, colon, count or shape.
 
     Args:
         chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4"; a `Cluster` is returned as
             it is.
+        topology: its links, from `toolkit.schedules.collectives.named_topology`. The rates of
+            groups then follow from links and ranks; otherwise every group has the rate of the
+            chip's nearest kind of link that is large enough, whatever the shape.
+        collectives: what runs on the topology: "ring", in the order of ranks, or the "optimum".
 
     Returns:
         A `Cluster`, with the figures of `toolkit.measure.published_peak`.
@@ -85,6 +101,14 @@ def cluster(chips: str | Cluster) -> Cluster:
         >>> cluster("v5p:4x4x4").chips
         64
     """
+    if topology is not None:
+        plain = cluster(chips)
+        if plain.chips != topology.compute:
+            raise ValueError(
+                f"topology {topology.name!r} has {topology.compute} ranks; chips {plain.name!r} "
+                f"are {plain.chips}"
+            )
+        return dataclasses.replace(plain, topology=topology, collectives=collectives)
     if isinstance(chips, Cluster):
         return chips
     if "+" in chips:

@@ -14,7 +14,7 @@ from toolkit._checks import checked
 Cable = tuple[int, int, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Topology:
     """Compute nodes, switches and the directed links between them.
 
