@@ -268,6 +268,10 @@ def test_the_halves_of_a_backward_pass_share_its_work():
         ({"mesh": {"other": 2}}, "'stage' is none of them"),
         ({"mesh": {"stage": 4}}, "'1F1B' has 2 devices, and axis 'stage' of the mesh 4"),
         ({"data": ["stage"]}, "data: got axis 'stage', along which the stages lie"),
+        (
+            {"mesh": {"stage": 2, "data": 4}, "data": ["data"]},
+            r"batch: got int64\[4, 2, 3\], wanted a multiple of 4 devices along data",
+        ),
         ({"recompute": (5,)}, "recompute: got stage 5, the schedule has 2"),
         ({"stage": [stage]}, "stage: got 1 functions for 2 stages"),
         ({"rows": 1}, "weights: got 1 rows, wanted 2"),

@@ -1,5 +1,6 @@
 """Any checked schedule as one SPMD program: a scan over ticks inside `jax.shard_map`."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -175,6 +176,13 @@ class Pipeline:
                 raise ValueError(
                     f"batch: got {leaf.dtype}{list(jnp.shape(leaf))}, wanted {wanted} microbatches "
                     "in the first dimension"
+                )
+        devices = math.prod(self.mesh.shape[axis] for axis in self.data)
+        for leaf in leaves:
+            if self.data and (leaf.ndim < 2 or leaf.shape[1] % devices):
+                raise ValueError(
+                    f"batch: got {leaf.dtype}{list(leaf.shape)}, wanted a multiple of {devices} "
+                    f"devices along {', '.join(self.data)} in the second dimension"
                 )
         for name, tree in (("weights", weights), ("shared", shared)):
             for leaf in jax.tree.leaves(tree):
