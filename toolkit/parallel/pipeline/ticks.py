@@ -68,9 +68,11 @@ def run_ticks(
 
         def run(letter: str, kind: int) -> State:
             data = jax.tree.map(lambda a: _at(a, now["microbatch"]), batch)
+            # Without the barrier XLA may move the read behind a conditional, and copy the buffer.
+            waiting = lax.optimization_barrier(_slot(state.message, now["read"]))
             given = _Given(
                 shared, data, now["stage"] == 0, now["stage"] == last,
-                _slot(state.message, now["read"]),
+                waiting,
                 *tasks.arguments(kind, _slot(rows, now["row"]), data, now["stage"]),
             )  # fmt: skip
             if letter == "F":
