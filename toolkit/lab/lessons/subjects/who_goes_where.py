@@ -79,7 +79,7 @@ def _pairs_moved() -> Answer:
         truth,
         f"{truth:.0f} per cent (measured here). The fullest expert went from {before:.2f} to "
         f"{after:.2f} times an even load, and nothing but the bias has changed: in training the "
-        "router and the experts change with it, so a bias that comes early moves fewer pairs.",
+        "router and the experts learn with it.",
     )
 
 
