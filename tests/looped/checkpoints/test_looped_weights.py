@@ -89,11 +89,15 @@ def test_no_file(tmp_path):
             load_layer(empty_layer(), path, style="llama")
 
 
+PER_HEAD = ("qwen3", "glm4", "softmax", "interleaved", "gemma3", "lfm2")
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_styles_fill_every_parameter_once(style):
     for word, rules in STYLES[style].items():
         switches = everywhere(
-            query_key_norm=style.startswith(("qwen3", "glm4", "softmax", "interleaved", "gemma3")),
+            query_key_norm=style.startswith(PER_HEAD),
+            biases=style == "lfm2",
             output_gate=style in ("qwen3_next", "qwen3_5"),
             projection_biases=style in ("qwen2", "glm4_moe", "gpt_oss", *FLEXIBLE),
             output_bias=style in ("gpt_oss", *FLEXIBLE),

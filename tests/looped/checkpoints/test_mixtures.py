@@ -326,5 +326,9 @@ def test_settings_that_no_layer_has_are_refused(tmp_path):
 
 def test_every_family_with_experts_is_tried():
     tried = {name.split()[0] for name in MODELS}
-    families = {name for name, family in FAMILIES.items() if family.router is not None}
-    assert families - {"qwen3_5_moe_text", "kimi_linear"} == tried
+    families = {
+        name
+        for name, family in FAMILIES.items()
+        if family.router is not None and family.spelling is None  # test_recurrent_families.py
+    }
+    assert families - {"qwen3_5_moe_text"} == tried

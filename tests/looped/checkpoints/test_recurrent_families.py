@@ -30,6 +30,8 @@ from toolkit.looped.checkpoints.reading import fields_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+load_file, save_file = safetensors.load_file, safetensors.save_file
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
@@ -256,8 +258,6 @@ LINEAR = {
 
 def test_kimi_linear_as_it_is_published(tmp_path):
     """Layers in groups and counted from 1; the dense layer's names begin with "mlp"."""
-    from safetensors.torch import load_file, save_file
-
     published("kimi_linear", tmp_path)
     wanted = load_checkpoint(tmp_path)
     names = ("layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
@@ -304,6 +304,15 @@ def test_what_a_family_does_not_know_is_refused(name, settings, message):
     said = {name: value for name, value in known.items() if value != "absent"}
     with pytest.raises(ValueError, match=message) as refusal:
         fields_of(FAMILIES[name], said)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("style", ["falcon_h1", "minimax", "nemotron_h", "rwkv7"])
+def test_families_that_are_not_read_say_why(style, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": style}))
+    save_file({"a.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"style '{style}' are not read: its ") as refusal:
+        load_checkpoint(tmp_path)
     assert "\n" not in str(refusal.value)
 
 

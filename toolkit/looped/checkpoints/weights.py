@@ -77,7 +77,8 @@ def _rules(layer, style):
     return [
         rule
         for rule in rules[layer.word]
-        if style not in FLEXIBLE or all(part_of(layer, path) is not None for path in rule.ours)
+        if style not in (*FLEXIBLE, "lfm2")
+        or all(part_of(layer, path) is not None for path in rule.ours)
     ]
 
 
