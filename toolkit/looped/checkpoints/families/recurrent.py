@@ -89,10 +89,10 @@ def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
     hidden = settings.get("intermediate_size") if older is None else older
     multiplier = settings.pop("block_ffn_dim_multiplier", 1.0)
     multiple = settings.pop("block_multiple_of", 256)
-    if settings.get("block_auto_adjust_ff_dim", True) and isinstance(hidden, int):
+    if settings.pop("block_auto_adjust_ff_dim", True) and isinstance(hidden, int):
         hidden = int((1.0 if multiplier is None else multiplier) * int(2 * hidden / 3))
         hidden = multiple * -(-hidden // multiple)
-    settings |= {"intermediate_size": hidden, "block_auto_adjust_ff_dim": False}
+    settings["intermediate_size"] = hidden
     softmax = settings.pop("full_attn_idxs", None)
     if settings.get("layer_types") is None and softmax is not None:
         every = range(settings.get("num_hidden_layers") or 0)
@@ -113,10 +113,10 @@ LFM2 = Spelling(
     },
     words={"conv": "conv", "full_attention": "full"},
     fixed={"full.query_key_norm": True},
-    only={"block_auto_adjust_ff_dim": False},
     without_effect="block_mlp_init_scale block_out_init_scale block_use_xavier_init "
     "conv_use_xavier_init",
     prepared=_lfm2,
+    written=lambda settings: settings | {"block_auto_adjust_ff_dim": False},
 )
 
 
@@ -142,8 +142,9 @@ def _granite(settings: dict[str, Any]) -> dict[str, Any]:
             f"config.json has mamba_d_head {size!r} and mamba_n_heads {heads}, which do not make "
             f"{inner} channels."
         )
-    divisor = settings.pop("logits_scaling", 1.0)
-    settings["head_scale"] = 1 / divisor if isinstance(divisor, int | float) and divisor else None
+    divisor = settings.get("logits_scaling", 1.0)
+    is_number = isinstance(divisor, int | float) and divisor
+    settings["logits_scaling"] = 1 / divisor if is_number else None  # from here on a factor
     for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier"):
         value = settings.get(name, 1.0)
         settings[name] = float(value) if isinstance(value, int) else value
@@ -161,7 +162,7 @@ def _written_granite(settings: dict[str, Any]) -> dict[str, Any]:
             'that is "full" everywhere or "nope" everywhere.'
         )
     types = ["full_attention" if kind == "rotary" else kind for kind in settings["layer_types"]]
-    scale = settings.pop("head_scale")
+    scale = settings["logits_scaling"]
     whole = round(1 / scale)
     divisor = whole if whole and 1 / whole == scale else 1 / scale
     if settings.get("attention_multiplier", 0) is None:
@@ -185,7 +186,7 @@ GRANITE = Spelling(
         "rope_theta": "rope_theta",
         "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier",
-        "head_scale": "head_scale",
+        "head_scale": "logits_scaling",
         **{f"full.{ours}": theirs for ours, theirs in _GRANITE_SOFTMAX.items()},
         **{f"nope.{ours}": theirs for ours, theirs in _GRANITE_SOFTMAX.items()},
         "mamba2.heads": "mamba_n_groups",
