@@ -133,6 +133,12 @@ def test_the_report_holds_the_certificate():
     assert "from box0/0" in text
 
 
+def test_the_report_of_a_large_network_holds_the_optimum_alone():
+    lines = plan_report(named_topology("a100:32x8"), "all-gather", 1e9).splitlines()
+    assert "206.45 GB/s = 6400/31, proved by" in lines[1]
+    assert lines[2:] == ["trees        not packed for more than 128 ranks"]
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="power of two ranks; got 6"):
         halving_doubling(ring(6))

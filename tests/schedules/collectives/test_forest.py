@@ -14,6 +14,7 @@ from toolkit.schedules.collectives import (
     Program,
     Topology,
     Tree,
+    dgx1,
     forest,
     forest_faults,
     named_topology,
@@ -56,6 +57,41 @@ def test_the_other_collectives(name, collective):
     best = optimum(network, collective, root).rate
     assert found.rate >= best  # both phases of an all-reduce may overlap
     assert collective == "all-reduce" or found.rate == best
+
+
+def ndv2(boxes):
+    """DGX-1 boxes; rank 0 of each sends, and rank 1 receives, 12.5 GB/s over InfiniBand."""
+    inside, count = dgx1().links, 8 * boxes
+    links = {
+        (8 * box + a, 8 * box + b): rate for box in range(boxes) for (a, b), rate in inside.items()
+    }
+    for box in range(boxes):
+        links[8 * box, count] = links[count, 8 * box + 1] = Fraction(25, 2)
+    labels = (*(f"box{node // 8}/{node % 8}" for node in range(count)), "network")
+    return Topology(f"NDv2 x {boxes}", labels, count, links)
+
+
+def dgx2(boxes=2):
+    """Sixteen GPUs on a switch; odd ones send 12.5 GB/s to an even one of the other box."""
+    cables = {}
+    for node in range(16 * boxes):
+        switch = 16 * boxes + node // 16
+        cables[node, switch] = cables[switch, node] = Fraction(125)
+        if node % 2:
+            cables[node, (node + 16) % 32 - 1] = Fraction(25, 2)
+    labels = tuple(f"n{node}" for node in range(16 * boxes + boxes))
+    return Topology("DGX-2", labels, 16 * boxes, cables)
+
+
+@pytest.mark.parametrize(
+    ("network", "inverse"),
+    [(ndv2(2), "16/25"), (ndv2(4), "48/25"), (dgx2(), "31/125")],
+    ids=["NDv2 x 2", "NDv2 x 4", "DGX-2 x 2"],
+)
+def test_machines_whose_ranks_are_unbalanced(network, inverse):
+    found = forest(network)
+    assert network.compute / found.rate == Fraction(inverse)
+    assert forest_faults(found, optimum(network).rate) == []
 
 
 def test_random_networks():

@@ -42,7 +42,7 @@ def forest(
     Raises:
         ValueError: for more than 128 nodes without such translations.
 
-    Cost: below a second for 32 GPUs, 60 seconds for 64; a few seconds for a torus of 1,024.
+    Cost: a second or three for 32 GPUs, fifteen for 64; five for a torus of 1,024 nodes.
 
     Source: Zhao et al., ForestColl, 2024, https://arxiv.org/abs/2402.06787, section 5.
 

@@ -3,8 +3,9 @@
 from toolkit._checks import checked
 from toolkit.schedules.collectives.baselines import nccl_choice, ring_forest
 from toolkit.schedules.collectives.fabrics.topology import Topology
-from toolkit.schedules.collectives.forest import forest
+from toolkit.schedules.collectives.forest import MOST_PACKED, forest
 from toolkit.schedules.collectives.optimum import Collective, Optimum, optimum
+from toolkit.schedules.collectives.packed.symmetry import translations
 from toolkit.schedules.collectives.rings import disjoint_rings
 from toolkit.schedules.collectives.times import pipelined
 from toolkit.schedules.collectives.trees import Tree
@@ -38,14 +39,18 @@ def plan_report(
         'optimum      2.29 GB/s = 16/7, proved by the links out of 7 of 8 ranks: 2 GB/s'
     """
     best = optimum(topology, collective, root)
-    found = forest(topology, collective, root, trees_per_root)
     switches = len(topology.labels) - topology.compute
-    count = sum(1 for phase in ("reduce", "gather") for _ in found.trees(phase))
-    busy = [f"{topology.labels[a]} -> {topology.labels[b]}" for a, b in found.busiest]
     lines = [
         f"network      {topology.name}: {topology.compute} ranks, {switches} switches, "
         f"{len(topology.links)} links",
         f"optimum      {float(best.rate):.2f} GB/s = {best.rate}, {_proof(topology, best)}",
+    ]
+    if topology.compute > MOST_PACKED and not translations(topology):
+        return "\n".join([*lines, f"trees        not packed for more than {MOST_PACKED} ranks"])
+    found = forest(topology, collective, root, trees_per_root)
+    count = sum(1 for phase in ("reduce", "gather") for _ in found.trees(phase))
+    busy = [f"{topology.labels[a]} -> {topology.labels[b]}" for a, b in found.busiest]
+    lines += [
         f"trees        {float(found.rate):.2f} GB/s = {found.rate}: {count} trees, "
         f"{found.height} steps, shares in units of {found.unit}",
         f"busiest      {_some(busy)}",
