@@ -1,5 +1,6 @@
 """The subcommands of `toolkit` for many devices: launch, plan, explain."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,15 +60,19 @@ def plan(
     lengths: tuple[int, ...] = (),
     grade: Path | None = None,
     grade_looped: Path | None = None,
+    grade_experts: Path | None = None,
     grade_plans: Path | None = None,
     minutes: float = 0.0,
     topology: str | None = None,
     collectives: Literal["ring", "optimum"] = "optimum",
+    imbalance: float = 1.0,
+    capacity: float = 1.25,
+    decode: int | None = None,
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
 
     Args:
-        model: the name of a model, such as llama-3-8b or lt2-hybrid-1.3b.
+        model: the name of a model, such as llama-3-8b, lt2-hybrid-1.3b or deepseek-v3.
         chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; "here" measures the local
             devices.
         memory: GiB per chip (none: all it has).
@@ -82,24 +87,39 @@ def plan(
             them (FlexSP).
         grade: print the errors of all predictions in this record of compiled configurations.
         grade_looped: the same for a record of looped, hybrid and latent models.
+        grade_experts: the same for a record of mixtures of experts.
         grade_plans: report for every plan in this record whether it fits as compiled by libtpu.
         minutes: first extend that record for so long.
         topology: the network of the chips, as `toolkit plan-collective` takes it: rates follow from
             its links.
         collectives: what runs on that network.
+        imbalance: load of the chip whose experts are chosen most, over the mean.
+        capacity: most tokens per expert of a mixture, relative to an even load.
+        decode: instead plan the decoding of `batch` rows with so many tokens in their cache, of a
+            mixture of experts or of latent attention.
     """
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
+    from toolkit.planning.grade.cases import looped_cases, mixture_cases
+    from toolkit.planning.time.seconds import constants_of
     from toolkit.planning.uneven.placement import placed_in_words
 
     if grade is not None:
         print(grading.grade_record(grade, minutes))
         return
     if grade_looped is not None:
-        print(grading.grade_record(grade_looped, minutes, is_looped=True))
+        print(grading.grade_record(grade_looped, minutes, cases_of=looped_cases))
+        return
+    if grade_experts is not None:
+        print(grading.grade_record(grade_experts, minutes, cases_of=mixture_cases))
         return
     if grade_plans is not None:
         print(grading.grade_plans(grade_plans, minutes))
+        return
+
+    if decode is not None:
+        found = planning.plan_decode(model, batch, decode, chips, imbalance=imbalance)
+        print(f"{found}\nmodelled")
         return
 
     constants = None
@@ -112,9 +132,11 @@ def plan(
         from toolkit.schedules.collectives import named_topology
 
         where = planning.cluster(where, named_topology(topology), collectives)
+    if imbalance != 1:
+        constants = dataclasses.replace(constants_of(where, constants), imbalance=imbalance)
     found = planning.plan(
         model, where, batch=batch, sequence_length=sequence_length,
-        memory=None if memory is None else memory * 2**30, constants=constants,
+        memory=None if memory is None else memory * 2**30, constants=constants, capacity=capacity,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
     if links is not None:

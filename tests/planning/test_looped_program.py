@@ -77,9 +77,9 @@ def test_gradients_of_an_odd_number_of_tiles_per_chip_are_reduced_whole(hidden, 
 def test_gradients_are_scattered_over_flat_slices_of_two_sizes(chips, is_ring):
     """Once by all-reduces over all slices above 2x2: 29% too many bytes on 2x4."""
     count = cluster(chips).chips
-    strategy, sizes = Strategy(fsdp=count, recompute="layer"), {"batch": 2 * count}
+    strategy = Strategy(fsdp=count, recompute="layer")
     config = dataclasses.replace(CONFIG, width=1024, heads=8, feed_forward=4096)
-    found = predict(config, chips, strategy, **sizes, sequence_length=64).transfers
+    found = predict(config, chips, strategy, batch=2 * count, sequence_length=64).transfers
     assert any(each.kind == "reduce-scatter" for each in found) == is_ring
 
 
@@ -94,8 +94,8 @@ def test_what_a_softmax_layer_keeps_as_traced_is_what_its_formula_says(recompute
     config = LoopedConfig(
         vocabulary=32, width=1024, pattern="full", heads=8, residual_gate=False, dtype="bfloat16"
     )
-    traced = kept_per_token(config, "full", recompute, 2048)
-    formula = layer_memory(config, "full", recompute, Strategy(), 2, 1024).kept / 2048
+    traced = kept_per_token(config, "full", "swiglu", recompute, 2048)
+    formula = layer_memory(config, "full", "swiglu", recompute, Strategy(), 2, 1024).kept / 2048
     assert traced == pytest.approx(formula, rel=KEPT)
 
 
@@ -103,12 +103,14 @@ def test_a_recurrent_layer_keeps_three_times_as_much_as_a_softmax_layer():
     """Once as much: what gated delta nets keep was missing."""
     config = dataclasses.replace(LOOPED["hybrid, one loop"], pattern="gdn full")
     gdn, full = (
-        layer_memory(config, word, "none", Strategy(), 2, 2048).kept for word in ("gdn", "full")
+        layer_memory(config, word, "swiglu", "none", Strategy(), 2, 2048).kept
+        for word in ("gdn", "full")
     )
     assert gdn > 3 * full
     # Of layers that are computed anew, what enters them is kept whichever they are.
     gdn, full = (
-        layer_memory(config, word, "layer", Strategy(), 2, 2048).kept for word in ("gdn", "full")
+        layer_memory(config, word, "swiglu", "layer", Strategy(), 2, 2048).kept
+        for word in ("gdn", "full")
     )
     assert gdn == full
 
@@ -116,5 +118,5 @@ def test_a_recurrent_layer_keeps_three_times_as_much_as_a_softmax_layer():
 def test_the_record_is_of_the_configurations(rows):
     assert len(rows) == len(RECORD.read_text().splitlines())
     assert f"{len(rows)} of {len(looped_cases())} configurations" in grade_record(
-        RECORD, minutes=0, is_looped=True
+        RECORD, minutes=0, cases_of=looped_cases
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.planning import Strategy, cluster, plan_sequences, predict
-from toolkit.planning.time.step import Constants
+from toolkit.planning.time.seconds import Constants
 from toolkit.planning.uneven.sequences import sequence_costs
 
 LENGTHS = [32768, 8192, 4096, 4096, 2048, 2048]

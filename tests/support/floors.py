@@ -15,7 +15,7 @@ FLOORS = {
     "eject": {"attention"},
     "conversion": {"looped", "training"},
     "language": {"experts", "looped", "measure", "parallel", "schedules", "training"},
-    "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
+    "planning": {"attention", "experts", "looped", "measure", "parallel", "schedules", "training"},
 }
 GROUND_TO_LANGUAGE = set(FLOORS)
 FLOORS |= {

@@ -4,7 +4,7 @@ Predict (`predict.py`, `memory/`, `time/`):
 
 * `predict`: memory and time of a train step under a strategy, as a `Prediction`
 * `Prediction`: memory by category, seconds by part, bytes sent; printed as a table
-* `Strategy`: data x fsdp x tensor x pipeline, what is recomputed, microbatches, head in chunks
+* `Strategy`: data x fsdp x tensor x pipeline, experts, what is recomputed, microbatches, chunks
 * `Memory`: bytes on the chip that holds most, by category
 * `Constants`: what chips and links achieve of their published rates
 * `calibrate`: constants that fit a file of measurements, as a `Calibration`
@@ -28,7 +28,7 @@ Plan (`search/`, `time/pipelines.py`, `uneven/`):
 * `plan_sequences`: chips in groups for sequences of different lengths, as a `SequencePlan` (FlexSP)
 * `overlapped_seconds`: computing and communicating at the same time
 
-Decode with latent attention (`decode/latent.py`, `decode/choice.py`):
+Decode with latent attention, or a mixture of experts (`decode/`):
 
 * `plan_decode`: heads, rows, tokens or latents cut, as a `DecodePlan` with the reason
 * `decode_cost`: bytes, FLOPs and seconds of a layer under one scheme, as a `DecodeCost`
@@ -61,7 +61,7 @@ from toolkit.planning.search.plan import Plan, plan
 from toolkit.planning.search.what_fits import what_fits
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.pipelines import balance_stages, cut_evenly, pipeline_seconds
-from toolkit.planning.time.step import Constants, overlapped_seconds
+from toolkit.planning.time.seconds import Constants, overlapped_seconds
 from toolkit.planning.time.timeline import Span, Timeline, timeline
 from toolkit.planning.uneven.placement import Placement, place_stages
 from toolkit.planning.uneven.sequences import SequencePlan, plan_sequences

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from toolkit._kinds import shown
 from toolkit.looped import PRESETS, LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.planning.strategy import Strategy
@@ -50,26 +51,41 @@ def model_of(model: LoopedConfig | str) -> LoopedConfig:
         config = MODELS[model]
     else:
         raise TypeError(f"model must be a LoopedConfig or a name; got {type(model).__name__}.")
-    if set(config.feed_forward_words) != {"swiglu"}:
+    if set(config.feed_forward_words) - {"swiglu", "moe"}:
         raise ValueError(
-            f"model: feed_forwards={config.feed_forwards!r} is not modelled; want 'swiglu'"
+            f"model: feed_forwards={config.feed_forwards!r} is not modelled; want 'swiglu', 'moe'"
         )
     return config
 
 
-@functools.lru_cache(maxsize=256)
-def layers_of(config: LoopedConfig) -> tuple[tuple[str, ...], int]:
-    """The shortest group of layers that the pattern repeats, and its number of repetitions."""
-    layers = config.layers
-    for size in range(1, len(layers) + 1):
-        if len(layers) % size == 0 and layers[:size] * (len(layers) // size) == layers:
-            return layers[:size], len(layers) // size
-    raise AssertionError("a pattern repeats itself once at least")
+def kinds_of(config: LoopedConfig) -> tuple[tuple[str, str], ...]:
+    """The words of every layer, of its mixer and of its feed-forward layer."""
+    return tuple(zip(config.layers, config.feed_forward_words, strict=True))
 
 
 @functools.lru_cache(maxsize=256)
-def local_config(config: LoopedConfig, tensor: int) -> LoopedConfig:
-    """The configuration of a layer's share on one of `tensor` chips."""
+def sections_of(config: LoopedConfig) -> tuple[tuple[tuple[tuple[str, str], ...], int], ...]:
+    """Groups of layers with their repetitions: the shortest that repeats, after the dense layers
+    with which a mixture of experts may begin."""
+    kinds = kinds_of(config)
+    whole = _repeated(kinds)
+    dense = next((i for i, (_, fed) in enumerate(kinds) if fed == "moe"), 0)
+    if whole[1] > 1 or not dense:
+        return (whole,)
+    return _repeated(kinds[:dense]), _repeated(kinds[dense:])
+
+
+def _repeated(kinds):
+    for size in range(1, len(kinds) + 1):
+        if len(kinds) % size == 0 and kinds[:size] * (len(kinds) // size) == kinds:
+            return kinds[:size], len(kinds) // size
+    raise AssertionError("layers repeat themselves once at least")
+
+
+@functools.lru_cache(maxsize=256)
+def local_config(config: LoopedConfig, tensor: int, *, is_folded: bool) -> LoopedConfig:
+    """The configuration of a layer's share on one of `tensor` chips; if folded, these cut the
+    number of experts instead of their hidden size."""
     if tensor == 1:
         return config
     options = {}
@@ -80,10 +96,22 @@ def local_config(config: LoopedConfig, tensor: int) -> LoopedConfig:
             head_size=own.head_size or config.width // config.heads,
             key_value_heads=(own.key_value_heads or config.heads) // tensor,
         )
+    if "moe" in config.feed_forward_words:
+        own, parts = config.moe, 1 if is_folded else tensor
+        options["moe"] = dataclasses.replace(
+            own,
+            hidden=expert_hidden(config) // parts,
+            shared_hidden=own.shared_hidden and own.shared_hidden // parts,
+        )
     hidden = config.feed_forward_size // tensor
     return dataclasses.replace(
         config, heads=config.heads // tensor, feed_forward=hidden, options=options
     )
+
+
+def expert_hidden(config: LoopedConfig) -> int:
+    """Hidden size of an expert."""
+    return config.moe.hidden or config.feed_forward_size
 
 
 def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_length: int) -> None:
@@ -111,7 +139,8 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
                 f"sequence_length {sequence_length} is not divisible by {name} {parts}; "
                 f"nearest that works: {nearest_multiple(sequence_length, parts)}"
             )
-    _check_tensor(config, strategy.tensor)
+    _check_experts(config, strategy)
+    _check_tensor(config, strategy)
     if strategy.block_chunks > 1:
         _check_streaming(config, strategy)
     group_runs(config, strategy)
@@ -171,7 +200,26 @@ def nearest_multiple(value: int, parts: int) -> int:
     return max(1, round(value / parts)) * parts
 
 
-def _check_tensor(config, tensor):
+def _check_experts(config, strategy):
+    if strategy.expert == 1:
+        return
+    if "moe" not in config.feed_forward_words:
+        raise ValueError(
+            f"expert {strategy.expert}: the model has no mixture of experts (feed_forwards "
+            f"{shown(config.feed_forwards)}); nearest that works: 1"
+        )
+    count = config.moe.experts
+    if count % strategy.expert:
+        fits = [degree for degree in strategy.expert_degrees if count % degree == 0]
+        nearest = min(fits, key=lambda degree: abs(degree - strategy.expert))
+        raise ValueError(
+            f"expert {strategy.expert} does not divide {count} experts; nearest that works with "
+            f"{strategy.changed(expert=1)}: {nearest}"
+        )
+
+
+def _check_tensor(config, strategy):
+    tensor = strategy.tensor
     if tensor == 1:
         return
     words = set(config.layers) - {"full", "window"}
@@ -180,7 +228,12 @@ def _check_tensor(config, tensor):
             f"tensor {tensor} cuts softmax layers only, and the pattern has "
             f"{', '.join(sorted(words))}; nearest that works: 1"
         )
-    sizes = {"heads": config.heads, "feed_forward": config.feed_forward_size}
+    sizes, fed = {"heads": config.heads}, set(config.feed_forward_words)
+    if "swiglu" in fed:
+        sizes["feed_forward"] = config.feed_forward_size
+    if "moe" in fed and strategy.expert == 1:
+        sizes |= {"moe.hidden": expert_hidden(config)}
+        sizes |= {"moe.shared_hidden": config.moe.shared_hidden or tensor}
     for word in set(config.layers):
         sizes[f"{word}.key_value_heads"] = config.options[word].key_value_heads or config.heads
     for name, size in sizes.items():
@@ -197,6 +250,11 @@ def _check_streaming(config, strategy):
             f"block_chunks {strategy.block_chunks} cuts time, and so does tensor "
             f"{strategy.tensor}; nearest that works: 1"
         )
+    if "moe" in config.feed_forward_words:
+        raise ValueError(
+            f"block_chunks {strategy.block_chunks}: not modelled for mixtures of experts; nearest "
+            "that works: 1"
+        )
     for word in set(config.layers):
         if not (LAYERS[word].has_rows or LAYERS[word].is_recurrent):
             raise ValueError(
@@ -205,14 +263,23 @@ def _check_streaming(config, strategy):
             )
 
 
-def group_runs(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, int], ...]:
-    """Runs of consecutive groups of layers with the same recomputation."""
-    size = len(layers_of(config)[0])
-    runs = strategy.runs(len(config.layers))
-    for recompute, count in runs:
-        if count % size:
-            raise ValueError(
-                f"recompute {strategy.recompute!r} cuts a group of {size} layers; "
-                f"{recompute} wants a multiple, nearest: {nearest_multiple(count, size)}"
-            )
-    return tuple((recompute, count // size) for recompute, count in runs)
+def group_runs(
+    config: LoopedConfig, strategy: Strategy
+) -> tuple[tuple[tuple[tuple[str, str], ...], str, int], ...]:
+    """Runs of consecutive groups of layers with the same recomputation: (group, recomputation,
+    number of groups)."""
+    found, start = [], 0
+    for group, count in sections_of(config):
+        end, at, size = start + len(group) * count, 0, len(group)
+        for recompute, layers in strategy.runs(len(config.layers)):
+            own = min(end, at + layers) - max(start, at)
+            at += layers
+            if own > 0 and own % size:
+                raise ValueError(
+                    f"recompute {strategy.recompute!r} cuts a group of {size} layers; {recompute} "
+                    f"wants a multiple, nearest: {nearest_multiple(own, size)}"
+                )
+            if own > 0:
+                found.append((group, recompute, own // size))
+        start = end
+    return tuple(found)

@@ -5,22 +5,17 @@ from collections import Counter
 from functools import cached_property
 
 from toolkit._checks import checked
-from toolkit.looped import LoopedConfig, parameter_count
+from toolkit.looped import LoopedConfig, active_parameter_count, parameter_count
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.memory.categories import Memory, layer_kinds, memory_of
+from toolkit.planning.mixtures import dropped_share, slots
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.pipelines import stage_ends
-from toolkit.planning.time.step import (
-    Constants,
-    Seconds,
-    constants_of,
-    layer_seconds,
-    table_seconds,
-    transfer_seconds,
-)
+from toolkit.planning.time.seconds import Constants, Seconds, constants_of
+from toolkit.planning.time.step import layer_seconds, table_seconds, transfer_seconds
 from toolkit.planning.time.traffic import (
     Transfer,
     as_compiled,
@@ -148,6 +143,8 @@ class Prediction:
             "exposed parameter communication": parts.exposed(self.constants.slowdown),
             "update": parts.update,
         }
+        if self.strategy.expert > 1:
+            named["expert communication"] = parts.expert
         return named | ({"pipeline bubble": self.bubble} if stages > 1 else {})
 
     @cached_property
@@ -162,9 +159,10 @@ class Prediction:
 
     @property
     def utilisation(self) -> float:
-        """Model FLOPs utilisation: 6 FLOPs per parameter, loop and token over the chips' peak."""
+        """Model FLOPs utilisation: 6 FLOPs per parameter that a token passes, loop and token over
+        the chips' peak."""
         tables = self.config.vocabulary * self.config.width * (not self.config.tied_embedding)
-        body = parameter_count(self.config) - tables
+        body = active_parameter_count(self.config) - tables
         head = self.config.vocabulary * self.config.width
         numbers = (body - head) * self.config.loops + head
         flops = 6 * numbers * self.batch * self.sequence_length
@@ -176,8 +174,8 @@ class Prediction:
         """The collectives of a step (without pipelines)."""
         sizes = (self.strategy, self._sequences(), self.sequence_length)
         found = table_transfers(self.config, *sizes)
-        for (word, recompute), count in Counter(layer_kinds(self.config, self.strategy)).items():
-            found += layer_transfers(self.config, word, recompute, *sizes) * count
+        for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
+            found += layer_transfers(self.config, *kind, *sizes) * count
         return as_compiled(found, self.cluster, self._sequences())
 
     @property
@@ -196,9 +194,31 @@ class Prediction:
             right = took[index] if index < len(took) else ("", "")
             rows.append((left[0], left[1], right[0], right[1]))
         verdict = "fits" if self.fits else "does not fit"
-        return (
+        words = (
             f"{self.cluster.name}, {self.strategy}: {verdict} "
             f"{in_words(self.limit, 'bytes')}; modelled\n{text_table(rows, '<><>')}"
+        )
+        return words if "moe" not in self.config.feed_forward_words else f"{words}\n{self.routing}"
+
+    @property
+    def routing(self) -> str:
+        """Experts and tokens in words."""
+        config, strategy, moe = self.config, self.strategy, self.config.moe
+        tokens = self._sequences() * self.sequence_length // strategy.tensor
+        total, active = parameter_count(config), active_parameter_count(config)
+        words = (
+            f"{total / 1e9:,.1f} billion parameters, of which a token passes {active / 1e9:,.1f}: "
+            f"{moe.chosen} of {moe.experts} experts per layer"
+        )
+        if strategy.expert == 1:
+            return f"{words}, all of them on each chip or gathered to it"
+        words += f", {moe.experts // strategy.expert} on a chip"
+        if strategy.dispatch != "all_to_all":
+            return f"{words}; the busiest chip has {self.constants.imbalance:g} times the mean load"
+        room, drop = slots(config, strategy, tokens), dropped_share(config, strategy, tokens)
+        return (
+            f"{words}; an expert takes {room} tokens from each chip, and {drop:.1%} of the choices "
+            "find it full at an even load, more at any other"
         )
 
     def _sequences(self):
@@ -276,6 +296,11 @@ def predict(
             f"strategy takes {strategy.chips} chips ({strategy}), and there are {where.chips}"
         )
     check_model(config, strategy, batch, sequence_length)
+    if strategy.dispatch == "ragged" and not where.chip.name.startswith("TPU"):
+        raise ValueError(
+            f"dispatch 'ragged' runs on TPUs only; got chips {where.name!r}, nearest that works: "
+            "'all_to_all'"
+        )
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")
     return prediction_of(

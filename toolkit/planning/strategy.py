@@ -10,10 +10,12 @@ from toolkit._kinds import shown
 from toolkit.parallel.stream_backward import MOST_CHUNKS
 
 RECOMPUTE = ("none", "elementwise", "layer")
+DISPATCHES = ("all_to_all", "gather", "ragged")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
 _RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
 # No cluster is larger, and the bound keeps every search short.
 MOST_CHIPS = 1 << 20
+MOST_CAPACITY = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,9 @@ class Strategy:
         fsdp: shards of parameters, gradients and optimiser state (ZeRO-3); also cuts the batch.
         tensor: shards of heads, hidden units and vocabulary, the residual stream cut along time
             (Megatron's tensor and sequence parallelism).
+        expert: shards of the experts, over the innermost chips whatever else those cut ("folding"):
+            1, `tensor`, `tensor` x `fsdp`, or all chips of a stage. What is left of `fsdp` cuts
+            each expert further; what is left of `data` replicates it.
         pipeline: stages of consecutive layers.
         shard_optimizer: cut the optimiser's state over `data` as well (ZeRO-1).
         recompute: what the backward pass recomputes: "none"; "elementwise" (norms, rotations,
@@ -35,9 +40,14 @@ class Strategy:
         block_chunks: chunks of a sequence in the backward pass of each fully recomputed layer; the
             intermediates of one chunk exist at a time (StreamBP).
         stages: layers of each pipeline stage; empty: as equal as possible.
+        dispatch: how tokens reach the chips of their experts, as in
+            `toolkit.parallel.experts.sharded_mixture`: "all_to_all", "gather" or "ragged".
+        capacity: most tokens per expert, relative to an even load, with "all_to_all"; tokens beyond
+            are dropped.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
-        Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025.
+        Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025; Liu et al.,
+        "MoE Parallel Folding", 2025, arXiv:2504.14960.
 
     Example:
         >>> strategy = Strategy(fsdp=8, tensor=4, recompute="layer")
@@ -49,12 +59,15 @@ class Strategy:
     fsdp: int = 1
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
     shard_optimizer: bool = False
     recompute: str = "none"
     microbatches: int = 1
     head_chunks: int = 1
     block_chunks: int = 1
     stages: tuple[int, ...] = ()
+    dispatch: str = "all_to_all"
+    capacity: float = 1.25
 
     def __post_init__(self):
         if isinstance(self.stages, list):  # as a file has it
@@ -75,11 +88,31 @@ class Strategy:
                 f"recompute must be one of {', '.join(RECOMPUTE)}, or runs of layers such as "
                 f"'20 layer, 12 none'; got {self.recompute!r}"
             )
+        self._check_experts()
         if self.block_chunks > 1 and "layer" not in self.recompute:
             raise ValueError(
                 f"block_chunks {self.block_chunks} wants layers that are recomputed whole; "
                 f"got recompute {self.recompute!r}, nearest that works: 'layer'"
             )
+
+    def _check_experts(self):
+        if self.expert not in self.expert_degrees:
+            nearest = min(self.expert_degrees, key=lambda degree: abs(degree - self.expert))
+            raise ValueError(
+                f"expert must be a product of the innermost of data {self.data} x fsdp {self.fsdp} "
+                f"x tensor {self.tensor}; got {self.expert}, nearest that works: {nearest}"
+            )
+        if self.dispatch not in DISPATCHES:
+            raise ValueError(
+                f"dispatch must be one of {', '.join(DISPATCHES)}; got {self.dispatch!r}"
+            )
+        if self.dispatch != "all_to_all" and self.expert == 1:
+            raise ValueError(
+                f"dispatch {self.dispatch!r} sends tokens to other chips, and expert is 1; "
+                "nearest that works: 'all_to_all'"
+            )
+        if not 0 < self.capacity <= MOST_CAPACITY:
+            raise ValueError(f"capacity must lie in (0, {MOST_CAPACITY}]; got {self.capacity}")
 
     def changed(self, **changes) -> "Strategy":
         """A copy with other fields, unchecked because a search makes thousands."""
@@ -96,6 +129,30 @@ class Strategy:
     def batch_shards(self) -> int:
         """Number of shards of the batch."""
         return self.data * self.fsdp
+
+    @property
+    def expert_degrees(self) -> tuple[int, ...]:
+        """The numbers of shards that experts can have."""
+        inner = self.tensor, self.tensor * self.fsdp, self.tensor * self.fsdp * self.data
+        return tuple(sorted({1, *inner}))
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """The axes that cut experts, the outermost first."""
+        found, left = [], self.expert
+        for name in ("tensor", "fsdp", "data"):
+            if left > 1:
+                found.append(name)
+                left //= getattr(self, name)
+        return tuple(reversed(found))
+
+    @property
+    def of_experts(self) -> "Strategy":
+        """The same as the experts' weights see it: `tensor` cuts their number."""
+        if self.expert == 1:
+            return self
+        left = {name: 1 for name in self.expert_axes if name != "tensor"}
+        return self.changed(tensor=self.expert, **left)
 
     @property
     def stage_words(self) -> str:
@@ -125,6 +182,9 @@ class Strategy:
             if getattr(self, name) > 1
         ]
         words = [" x ".join(cuts) or "one chip"]
+        if self.expert > 1:
+            ways = {"all_to_all": f"capacity {self.capacity:g}", "gather": "gathered"}
+            words.append(f"expert {self.expert} {ways.get(self.dispatch, self.dispatch)}")
         if self.stages:
             words.append(f"stages of {self.stage_words} layers")
         if self.shard_optimizer:

@@ -135,7 +135,11 @@ class MixtureLayer(FeedForwardLayer):
                 self.shared_gate = nnx.Param(jnp.zeros((width, 1)))
         self.options, self.dtype = options, dtype
 
-    def routed(self, x: Float[Array, "... width"]) -> tuple[Array, Routing]:
+    def routed(
+        self, x: Float[Array, "... width"], *, apply: Callable[..., Array] = mixture
+    ) -> tuple[Array, Routing]:
+        """The output, and the router's decisions; `apply` takes the arguments of `mixture`."""
+
         def cast(parameter: Any) -> Any:
             return None if parameter is None else parameter[...].astype(self.dtype)
 
@@ -148,7 +152,7 @@ class MixtureLayer(FeedForwardLayer):
         routing = route(logits, options.chosen, choice_bias=bias, **options.switches)
         own = functools.partial(getattr, self.experts)
         names = ("gate_bias", "up_bias", "down_bias")
-        y = mixture(
+        y = apply(
             x,
             routing,
             *(cast(own(name)) for name in ("gate", "up", "down")),

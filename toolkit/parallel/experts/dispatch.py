@@ -197,20 +197,9 @@ def _mixed(
     way: Way,
 ) -> Dispatched:
     def on_each_device(x: Array, routing: Routing, weights: Weights) -> Dispatched:
-        shape, chosen = x.shape, routing.experts.shape
-        x, experts = x.reshape(-1, shape[-1]), routing.experts.reshape(-1, chosen[-1])
-        shares = routing.weights.reshape(experts.shape)
         if fsdp_axes:
             weights = _gathered(weights, fsdp_axes)
-        if dispatch == "gather":
-            sums = by_gather(way, x, experts, shares, weights)
-            is_kept = jnp.ones(experts.shape, bool)
-        else:
-            send = by_all_to_all if dispatch == "all_to_all" else by_ragged
-            out, is_kept = send(way, x, experts, weights)
-            shares = jnp.where(is_kept, shares, 0)
-            sums = (shares[..., None] * out.astype(shares.dtype)).sum(1)
-        return Dispatched(sums.astype(x.dtype).reshape(shape), is_kept.reshape(chosen))
+        return dispatched_here(x, routing, weights, dispatch, way)
 
     specs = expert_specs(way.axes, hidden_axis=way.hidden_axis, fsdp_axes=fsdp_axes)
     held = [name for name, array in weights._asdict().items() if array is not None]
@@ -223,6 +212,25 @@ def _mixed(
         check_vma=dispatch != "ragged",  # of which JAX does not know how its result varies
     )
     return spread(x, routing, weights)
+
+
+def dispatched_here(
+    x: Array, routing: Routing, weights: Weights, dispatch: str, way: Way
+) -> Dispatched:
+    """One device's part of a sharded mixture, inside `jax.shard_map`: its tokens, and the weights
+    of its own experts."""
+    shape, chosen = x.shape, routing.experts.shape
+    x, experts = x.reshape(-1, shape[-1]), routing.experts.reshape(-1, chosen[-1])
+    shares = routing.weights.reshape(experts.shape)
+    if dispatch == "gather":
+        sums = by_gather(way, x, experts, shares, weights)
+        is_kept = jnp.ones(experts.shape, bool)
+    else:
+        send = by_all_to_all if dispatch == "all_to_all" else by_ragged
+        out, is_kept = send(way, x, experts, weights)
+        shares = jnp.where(is_kept, shares, 0)
+        sums = (shares[..., None] * out.astype(shares.dtype)).sum(1)
+    return Dispatched(sums.astype(x.dtype).reshape(shape), is_kept.reshape(chosen))
 
 
 def expert_slots(pairs: int, experts: int, capacity: float) -> int:

@@ -1,18 +1,19 @@
 """The fastest scheme for decoding with latent attention on several chips, and why."""
 
 import dataclasses
+from typing import Any
 
 from toolkit._checks import checked
+from toolkit._kinds import shown
+from toolkit.attention.latent import PRESETS as LATENTS
 from toolkit.attention.latent import LatentConfig, SlicingReport
+from toolkit.looped import LoopedConfig
+from toolkit.measure import in_words
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.decode.latent import (
-    SCHEMES,
-    DecodeCost,
-    decode_cost,
-    divides,
-    latent_config,
-)
-from toolkit.planning.strategy import MOST_CHIPS
+from toolkit.planning.decode.latent import DecodeCost, decode_cost, latent_config, latent_schemes
+from toolkit.planning.decode.mixtures import MixtureCost, mixture_cost, mixture_schemes
+from toolkit.planning.models import check_model, model_of
+from toolkit.planning.strategy import MOST_CHIPS, Strategy
 
 MOST_TIMES = 64  # of the chips, for the nearest number of them that holds a model
 
@@ -20,6 +21,8 @@ MOST_TIMES = 64  # of the chips, for the nearest number of them that holds a mod
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
     """The fastest scheme that fits and is allowed, and all others.
+
+    Of a mixture of experts the costs are of whole layers, and have the fields of `MixtureCost`.
 
     Attributes:
         chosen: the scheme.
@@ -52,7 +55,7 @@ class DecodePlan:
 
 @checked
 def plan_decode(
-    model: str | LatentConfig,
+    model: str | LatentConfig | LoopedConfig,
     batch: int,
     context: int,
     chips: str | Cluster,
@@ -62,20 +65,24 @@ def plan_decode(
     weights: str = "bfloat16",
     cache: str = "bfloat16",
     other_parameters: float | None = None,
+    imbalance: float = 1.0,
 ) -> DecodePlan:
-    """Choose how several chips decode with latent attention.
+    """Choose how several chips decode with latent attention, or a whole mixture of experts.
 
         the fastest scheme that fits; an exact one, unless a report allows slices
+        touched = E (1 - (1 - k/E)^batch)          experts of a layer whose weights a step reads
 
     Args:
-        model: as in `decode_cost`.
+        model: as in `decode_cost`; or a mixture of experts, a configuration or its name in
+            `MODELS`, of latent or softmax layers, whose experts are spread over all chips.
         batch: rows.
         context: tokens in the cache of every row.
         chips: kind and number, such as "h100:8".
         link: as in `decode_cost`.
         report: the errors of slicing this model, from `toolkit.attention.latent.slicing_report`;
             allows TPLA with that many slices, and is quoted in the reason.
-        weights, cache, other_parameters: as in `decode_cost`.
+        weights, cache, other_parameters: as in `decode_cost`; the last is not of mixtures.
+        imbalance: what the busiest chip's experts read and compute, over the mean, of a mixture.
 
     Returns:
         A `DecodePlan`, which prints as a table with the reason.
@@ -86,24 +93,39 @@ def plan_decode(
     Example:
         >>> print(plan_decode("deepseek_v3", 16, 32768, "h200:16").reason)
         dcp: 64.4 us per layer, the fastest exact scheme that fits; replicate takes 2.37 times that.
+        >>> round(plan_decode("deepseek-v3", 16, 4096, "h200:16").chosen.touched)
+        102
     """
+    mixture = _mixture(model)
+    sizes: Any = model
+    if not 1 <= imbalance <= MOST_TIMES or (imbalance > 1 and mixture is None):
+        raise ValueError(
+            f"imbalance must be 1, or at most {MOST_TIMES} for a mixture of experts; got "
+            f"{imbalance}."
+        )
+    if mixture is not None and other_parameters is not None:
+        raise ValueError(
+            "other_parameters: a mixture of experts says itself what it has beside attention; "
+            "want None."
+        )
     allowed = None if report is None else len(report.divergence)
 
+    how: dict[str, Any] = {"link": link, "weights": weights, "cache": cache}
+
     def costs_on(chips: str | Cluster) -> list[DecodeCost]:
-        config, count = latent_config(model), cluster(chips).chips
-        options = [
-            (scheme, 2**power)
-            for scheme in SCHEMES
-            for power in (range(1, 11) if scheme.startswith("tpla") else range(1))
-            if divides(config, scheme, 2**power, count)
-        ]
-        found = [
-            decode_cost(
-                model, batch, context, chips, scheme=scheme, slices=slices, link=link,
-                weights=weights, cache=cache, other_parameters=other_parameters,
-            )
-            for scheme, slices in options
-        ]  # fmt: skip
+        where = cluster(chips)
+        if mixture is None:
+            own: dict[str, Any] = {"other_parameters": other_parameters}
+            schemes = latent_schemes(latent_config(sizes), where.chips)
+        else:
+            own, schemes = {"imbalance": imbalance}, mixture_schemes(mixture, where.chips)
+        found: list[DecodeCost] = []
+        for scheme, slices in schemes:
+            each = {"scheme": scheme, "slices": slices, **how, **own}
+            if mixture is None:
+                found.append(decode_cost(sizes, batch, context, chips, **each))
+            else:
+                found.append(mixture_cost(mixture, batch, context, where, **each))
         return sorted(found, key=lambda cost: cost.seconds)
 
     costs = costs_on(chips)
@@ -122,6 +144,20 @@ def plan_decode(
     return DecodePlan(chosen, tuple(costs), _reason(chosen, costs, report))
 
 
+def _mixture(model: str | LatentConfig | LoopedConfig) -> LoopedConfig | None:
+    """The configuration of a mixture of experts; None of sizes of latent attention."""
+    if isinstance(model, LatentConfig) or model in LATENTS:
+        return None
+    config = model_of(model)
+    check_model(config, Strategy(), 1, 1)
+    if "moe" not in config.feed_forward_words:
+        raise ValueError(
+            "model must be a mixture of experts, or latent attention: one of "
+            f"{', '.join(LATENTS)}, or sizes; got {shown(model)}."
+        )
+    return config
+
+
 def _reason(chosen: DecodeCost, costs: list[DecodeCost], report: SlicingReport | None) -> str:
     kind = "exact scheme" if report is None else "scheme allowed"
     words = f"{chosen.name}: {chosen.seconds * 1e6:.1f} us per layer, the fastest {kind} that fits"
@@ -137,5 +173,11 @@ def _reason(chosen: DecodeCost, costs: list[DecodeCost], report: SlicingReport |
         words += (
             f"; outputs are off by {report.output_error:.1%}, and the first slice's largest weight "
             f"is the true one for {float(report.top_agreement[0]):.0%} of the queries"
+        )
+    if isinstance(chosen, MixtureCost):
+        words += (
+            f"; a step of {in_words(chosen.step_seconds, 'seconds')} reads {chosen.touched:.0f} of "
+            f"{chosen.experts} experts per layer, {in_words(chosen.expert_bytes, 'bytes')} on each "
+            f"chip, and attention takes {in_words(chosen.attention_seconds, 'seconds')} of it"
         )
     return words + "."

@@ -145,24 +145,49 @@ def decode_cost(
     """
     config = latent_config(model)
     where = cluster(chips)
+    check_rows(batch, context, link, weights, cache)
+    _check_scheme(config, scheme, slices, where.chips)
+    others = _elsewhere(model, other_parameters)
+    share = _share(config, scheme, where.chips, slices)
+    rows = math.ceil(batch / where.chips) if scheme == "data" else batch
+    how = {"scheme": scheme, "slices": slices, "link": link, "weights": weights, "cache": cache}
+    return cost_of(share, config.layers, where, rows, rows * context, others / where.chips, **how)
+
+
+def check_rows(batch: int, context: int, link: float | None, weights: str, cache: str) -> None:
+    """Refuse numbers that no step of decoding has."""
     for name, number in (("batch", batch), ("context", context)):
         if not 1 <= number <= MOST_TOKENS:
             raise ValueError(f"{name} must lie in [1, {MOST_TOKENS:,}]; got {number}.")
     if link is not None and not link > 0:
         raise ValueError(f"link must be above 0 bytes per second; got {link}.")
-    _check_scheme(config, scheme, slices, where.chips)
     for name, kind in (("weights", weights), ("cache", cache)):
         if kind not in BYTES:
             raise ValueError(f"{name} must be one of {', '.join(BYTES)}; got {kind!r}.")
-    others = _elsewhere(model, other_parameters)
-    chip, share = where.chip, _share(config, scheme, where.chips, slices)
-    rows = math.ceil(batch / where.chips) if scheme == "data" else batch
-    read = BYTES[weights] * share.parameters
-    cached = BYTES[cache] * rows * context * share.per_token
-    flops = 2 * rows * share.parameters + rows * context * share.core_flops
+
+
+def cost_of(
+    share: Share,
+    layers: int,
+    where: Cluster,
+    rows: int,
+    cached_tokens: float,
+    others: float,
+    *,
+    scheme: str,
+    slices: int,
+    link: float | None,
+    weights: str,
+    cache: str,
+) -> DecodeCost:
+    """The cost of a chip's share of attention with `rows` rows and that many cached tokens in each
+    of the layers; `others` are the other parameters on a chip."""
+    chip, read = where.chip, BYTES[weights] * share.parameters
+    cached = BYTES[cache] * cached_tokens * share.per_token
+    flops = 2 * rows * share.parameters + cached_tokens * share.core_flops
     collectives = tuple((kind, SENT * rows * numbers) for kind, numbers in share.collectives)
-    sent = sum(_collective_seconds(where, kind, size, slices, link) for kind, size in collectives)
-    memory = config.layers * (read + cached) + BYTES[weights] * others / where.chips
+    sent = sum(collective_seconds(where, kind, size, slices, link) for kind, size in collectives)
+    memory = layers * (read + cached) + BYTES[weights] * others
     moving, computing = (read + cached) / chip.bytes_per_second, flops / chip.flops_per_second
     return DecodeCost(
         scheme=scheme,
@@ -232,6 +257,16 @@ def divides(config: LatentConfig, scheme: str, slices: int, chips: int) -> bool:
     return fits and (scheme == "data" or config.heads % heads == 0)
 
 
+def latent_schemes(config: LatentConfig, chips: int) -> list[tuple[str, int]]:
+    """The schemes, with slices, that divide on these chips."""
+    return [
+        (scheme, 2**power)
+        for scheme in SCHEMES
+        for power in (range(1, 11) if scheme.startswith("tpla") else range(1))
+        if divides(config, scheme, 2**power, chips)
+    ]
+
+
 def _check_scheme(config: LatentConfig, scheme: str, slices: int, chips: int) -> None:
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}; got {scheme!r}.")
@@ -278,7 +313,7 @@ def _share(config: LatentConfig, scheme: str, chips: int, slices: int) -> Share:
     return Share(query + down + (heads + ups) / chips, own + rope, core, moved)
 
 
-def _collective_seconds(
+def collective_seconds(
     where: Cluster, kind: str, size: float, slices: int, rate: float | None
 ) -> float:
     """Seconds of one collective whose unsharded array has `size` bytes."""

@@ -37,7 +37,8 @@ from toolkit.planning.clusters import cluster
 from toolkit.planning.models import model_of
 from toolkit.planning.predict import predict
 from toolkit.planning.strategy import MOST_CHIPS, Strategy
-from toolkit.planning.time.step import Constants, transfer_seconds
+from toolkit.planning.time.seconds import Constants
+from toolkit.planning.time.step import transfer_seconds
 
 # Name -> the range that is searched, and the standard deviation of its logarithm across chips.
 BOUNDS = {

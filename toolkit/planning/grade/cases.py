@@ -1,5 +1,5 @@
-"""The configurations that libtpu grades: a hundred dense models, and looped, hybrid and latent
-ones, small enough to compile in a minute."""
+"""The configurations that libtpu grades: a hundred dense models, looped, hybrid and latent ones,
+and mixtures of experts, small enough to compile in a minute."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ class Case:
     @property
     def config(self) -> LoopedConfig:
         """The model by its name."""
-        return LOOPED.get(self.model) or model_of(self.model)
+        return (LOOPED | ROUTED).get(self.model) or model_of(self.model)
 
     @property
     def key(self) -> str:
@@ -155,3 +155,84 @@ def looped_cases() -> tuple[Case, ...]:
         ),
         _PUBLISHED,
     )
+
+
+def _routed(pattern: str, moe: dict[str, Any], **fields: Any) -> LoopedConfig:
+    options = {"moe": moe} | fields.pop("options", {})
+    given: dict[str, Any] = {"width": 1024, "feed_forwards": "moe"} | fields
+    return LoopedConfig(
+        vocabulary=32_000, pattern=pattern, heads=8, residual_gate=False, dtype="bfloat16",
+        options=options, **given,
+    )  # fmt: skip
+
+
+# Small mixtures of experts, after Mixtral, DeepSeek, Qwen3 and gpt-oss.
+ROUTED: dict[str, LoopedConfig] = {
+    "2 of 8 experts": _routed(
+        "full full full full", {"experts": 8, "chosen": 2, "hidden": 2048},
+        options={"full": {"key_value_heads": 4}},
+    ),
+    "6 of 64 experts and a shared one": _routed(
+        "full full full full full",
+        {"experts": 64, "chosen": 6, "hidden": 512, "shared_hidden": 1024, "scores": "sigmoid"},
+        feed_forwards="swiglu moe moe moe moe",
+    ),
+    "8 of 128 experts": _routed(
+        "full full full full", {"experts": 128, "chosen": 8, "hidden": 384},
+        options={"full": {"key_value_heads": 4, "query_key_norm": True}},
+    ),
+    "4 of 32 experts, windows": _routed(
+        "window full window full",
+        {"experts": 32, "chosen": 4, "hidden": 1024, "activation": "clamped", "biases": True,
+         "router_bias": True},
+        options={"window": {"sliding_window": 512}},
+    ),
+    "8 of 64 experts, latents": _routed(
+        "mla mla mla", {"experts": 64, "chosen": 8, "hidden": 512, "shared_hidden": 512},
+    ),
+}  # fmt: skip
+_DISPATCHED = (
+    ("2 of 8 experts", "v5e:2x4", {"fsdp": 8, "expert": 8, "recompute": "layer"}, 2),
+    ("2 of 8 experts", "v5e:2x4", {"fsdp": 4, "tensor": 2, "expert": 2, "recompute": "none"}, 2),
+    ("2 of 8 experts", "v5e:2x2", {"fsdp": 4, "recompute": "layer"}, 2),
+    ("2 of 8 experts", "v5e:2x4",
+     {"fsdp": 8, "expert": 8, "dispatch": "gather", "recompute": "layer"}, 2),
+    ("6 of 64 experts and a shared one", "v5e:2x4",
+     {"fsdp": 8, "expert": 8, "recompute": "layer"}, 2),
+    ("6 of 64 experts and a shared one", "v5e:2x4",
+     {"data": 2, "fsdp": 4, "expert": 4, "shard_optimizer": True, "recompute": "elementwise"}, 2),
+    ("8 of 128 experts", "v5e:2x4",
+     {"fsdp": 8, "expert": 8, "dispatch": "ragged", "recompute": "layer"}, 2),
+    ("8 of 128 experts", "v5e:4x4", {"fsdp": 16, "expert": 16, "recompute": "layer"}, 2),
+    ("8 of 128 experts", "v5e:2x4",
+     {"fsdp": 8, "expert": 8, "capacity": 2.0, "recompute": "none"}, 1),
+    ("8 of 64 experts, latents", "v5e:2x4", {"fsdp": 8, "expert": 8, "recompute": "layer"}, 2),
+    ("4 of 32 experts, windows", "v5e:2x4", {"fsdp": 8, "expert": 8, "recompute": "layer"}, 2),
+    ("2 of 8 experts", "v5e:2x4", {"fsdp": 4, "tensor": 2, "recompute": "layer"}, 2),
+    ("6 of 64 experts and a shared one", "v5e:2x4",
+     {"fsdp": 2, "tensor": 4, "expert": 4, "recompute": "layer"}, 4),
+    ("6 of 64 experts and a shared one", "v5e:2x4",
+     {"data": 2, "fsdp": 2, "tensor": 2, "expert": 4, "dispatch": "gather", "recompute": "none"},
+     2),
+    ("8 of 128 experts", "v5e:2x4",
+     {"data": 2, "fsdp": 4, "expert": 8, "recompute": "layer", "microbatches": 2}, 4),
+    ("4 of 32 experts, windows", "v5e:2x4",
+     {"fsdp": 4, "tensor": 2, "expert": 8, "recompute": "elementwise"}, 2),
+    ("4 of 32 experts, windows", "v5e:2x2", {"fsdp": 4, "recompute": "none"}, 1),
+    ("8 of 128 experts", "v6e:2x2", {"data": 2, "fsdp": 2, "expert": 4, "recompute": "none"}, 1),
+    ("8 of 64 experts, latents", "v5e:2x4",
+     {"data": 2, "fsdp": 4, "expert": 4, "recompute": "elementwise"}, 2),
+    ("6 of 64 experts and a shared one", "v5e:2x4",
+     {"fsdp": 2, "tensor": 4, "expert": 4, "dispatch": "ragged", "recompute": "layer"}, 4),
+)  # fmt: skip
+
+
+@functools.cache
+def mixture_cases() -> tuple[Case, ...]:
+    """The configurations of `ROUTED` under twenty strategies, each way of dispatch among them, in
+    the order of compilation; sequences of 2,048 tokens."""
+    found = []
+    for model, name, cut, rows in _DISPATCHED:
+        strategy = Strategy(**cut, head_chunks=8)
+        found.append(Case(model, name, strategy, rows * strategy.batch_shards, 2048))
+    return tuple(found)

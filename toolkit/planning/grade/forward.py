@@ -2,7 +2,7 @@
 
 The residual stream is sharded along time. It is gathered before each half of a layer, whose partial
 sums are reduce-scattered (Korthikanti et al., 2022); parameters are gathered over "fsdp" for use,
-and again in the backward pass.
+and again in the backward pass. Tokens go to the chips of their experts and back.
 """
 
 import functools
@@ -13,9 +13,12 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from toolkit.looped.feed_forward.mixture import MixtureLayer
 from toolkit.looped.mixing.streaming import streaming
 from toolkit.parallel.layout import axes_of
 from toolkit.planning.memory.kept import POLICIES
+from toolkit.planning.memory.placing import is_of
+from toolkit.planning.mixtures import mix_folded
 from toolkit.planning.models import group_runs
 
 
@@ -29,6 +32,8 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     }
     h = _embed(tables["embedding"], inputs, strategy.tensor)
 
+    runs = group_runs(config, strategy)
+
     def through(recompute, graph, spec, h, layer):
         if config.loops > 1:
             # Otherwise compilers gather the loops' parameters before the first loop and keep them.
@@ -39,7 +44,7 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
                 return block(h)[0]
         return _layer(block, strategy, h)
 
-    def group(recompute, specs, h, layers):
+    def group(recompute, graphs, specs, h, layers):
         # Layer by layer: recomputing a group as a whole would hold the activations of all its
         # layers. What
         # is computed anew waits for its gradient, so that neither loops nor layers do it early.
@@ -52,9 +57,9 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
 
     def loop(h, rho):
         out = h
-        runs = zip(group_runs(config, strategy), params["blocks"], specs["blocks"], strict=True)
-        for (recompute, _), blocks, spec in runs:
-            out, _ = lax.scan(functools.partial(group, recompute, spec), out, blocks)
+        given = graphs, params["blocks"], specs["blocks"]
+        for (_, recompute, _), *run, blocks, spec in zip(runs, *given, strict=True):
+            out, _ = lax.scan(functools.partial(group, recompute, *run, spec), out, blocks)
         out = out if rho is None else out + rho.astype(dtype) * h
         return (_norm(out, params["norm"], config) if config.norm_every_loop else out), None
 
@@ -72,26 +77,32 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
 
 def _gathered(graph, dtype, spec, layer):
     # The spec of a stacked tensor, without the axis that the scan has consumed.
-    used = jax.tree.map(lambda x, s: _used(x, PartitionSpec(*s[1:]), dtype), layer, spec)
+    def used_of(keys, shard, spec):
+        kind = shard.dtype if is_of(keys, "router") else dtype  # routers stay float32
+        return _used(shard, PartitionSpec(*spec[1:]), kind)
+
+    used = jax.tree_util.tree_map_with_path(used_of, layer, spec)
     structure, state = graph
     nnx.replace_by_pure_dict(state, used)
     return nnx.merge(structure, state)
 
 
 def _layer(block, strategy, h):
-    for norm, mix in (
-        (block.mixer_norm, lambda x: block.mixer(x)[0]),
-        (block.feed_forward_norm, block.feed_forward),
-    ):
-        h += _scattered(mix(_whole_time(norm(h), strategy.tensor)), strategy.tensor)
-    return h
+    def half(norm, mix):
+        return _scattered(mix(_whole_time(norm(h), strategy.tensor)), strategy.tensor)
+
+    h += half(block.mixer_norm, lambda x: block.mixer(x)[0])
+    if strategy.expert > 1 and isinstance(block.feed_forward, MixtureLayer):
+        # Folded: each chip routes its own tokens, so time is not gathered and nothing is summed.
+        return h + mix_folded(block.feed_forward, strategy, block.feed_forward_norm(h))
+    return h + half(block.feed_forward_norm, block.feed_forward)
 
 
 def _used(shard, spec, dtype):
     """A parameter ready for use: matrices in the compute type, gathered over "fsdp"."""
     value = shard.astype(dtype) if shard.ndim >= 2 else shard
     for dimension, axes in enumerate(axes_of(spec)):
-        if "fsdp" in axes:
+        if axes == ("fsdp",):  # with others they cut the number of experts
             value = lax.all_gather(value, "fsdp", axis=dimension, tiled=True)
     return value
 

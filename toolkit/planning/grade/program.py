@@ -98,6 +98,7 @@ def train_program(
         raise ValueError(
             f"pipeline: got {strategy.pipeline}; pipelines are modelled, not built: want 1"
         )
+    _check_built(config, strategy)
     there = list(jax.devices() if devices is None else devices)
     if len(there) < strategy.chips:
         raise ValueError(
@@ -106,7 +107,7 @@ def train_program(
     axes = {"data": strategy.data, "fsdp": strategy.fsdp, "tensor": strategy.tensor}
     mesh = _mesh(axes, there[: strategy.chips])
     graphs, shapes, local_shapes = parameters(config, strategy)
-    specs = specs_of(strategy.fsdp, shapes, local_shapes)
+    specs = specs_of(strategy, shapes, local_shapes)
     loss = _loss(config, strategy, mesh, graphs, specs)
     optimizer = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
     layout = layout_of(mesh, shapes, specs)
@@ -130,6 +131,23 @@ def train_program(
         placed(mesh, given[1]),
     )
     return Program(loss, layout, shapes, step, arguments)
+
+
+def _check_built(config, strategy):
+    """Refuse what is modelled only."""
+    options = dict(config.options)
+    if "moe" in options and options["moe"].choice_bias:
+        raise ValueError(
+            "moe.choice_bias: the program has no step for it; it is modelled, not built: want False"
+        )
+    for word, own in options.items():
+        for name in ("output_bias", "biases"):
+            is_cut = word != "moe" or strategy.expert == 1
+            if getattr(own, name, False) and strategy.tensor > 1 and is_cut:
+                raise ValueError(
+                    f"{word}.{name}: every chip of tensor {strategy.tensor} would add it; it is "
+                    "modelled, not built: nearest that works: tensor 1"
+                )
 
 
 def _mesh(axes, devices):

@@ -17,17 +17,20 @@ from typing import NamedTuple
 from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.planning.memory.kept import kept_per_token
+from toolkit.planning.memory.mixtures import mixture_memory
 from toolkit.planning.memory.sizes import (
+    FLOAT32,
     LANES,
     Held,
     held,
+    layer_parts,
     layer_tensors,
     rest_tensors,
     table_tensors,
 )
+from toolkit.planning.models import kinds_of
 from toolkit.planning.strategy import Strategy
 
-FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
 SWIGLU_KEPT = 6  # numbers per hidden unit and token that one layer's forward pass keeps
 LOGIT_COPIES = 2  # logits and their gradient, float32
 # float32 numbers per channel and token in the backward pass of a recurrent layer: chunk states,
@@ -97,6 +100,7 @@ class Layer(NamedTuple):
 def layer_memory(
     config: LoopedConfig,
     word: str,
+    fed: str,
     recompute: str,
     strategy: Strategy,
     sequences: int,
@@ -105,7 +109,9 @@ def layer_memory(
     """The memory of one layer for a microbatch of `sequences` per chip."""
     size = config.compute_dtype.itemsize
     tokens, tensor = sequences * length, strategy.tensor
-    width, hidden = config.width, config.feed_forward_size // tensor
+    width, hidden = config.width, 0
+    if fed == "swiglu":
+        hidden = config.feed_forward_size // tensor
     queries, keys = channels(config, word)
     queries, keys = queries // tensor, keys // tensor
     whole = tokens * width * size  # the residual stream, all of time
@@ -121,18 +127,21 @@ def layer_memory(
     if recompute == "layer":
         kept = stream
     elif word not in SOFTMAX:
-        kept = round(tokens * kept_per_token(config, word, recompute, length))
+        kept = round(tokens * kept_per_token(config, word, fed, recompute, length))
     else:
         kept = stream + (products if recompute == "elementwise" else mixed + SWIGLU_KEPT * unit)
-    own = held(layer_tensors(config, word), strategy)
+    parts = layer_parts(config, word, fed, strategy)
+    own = sum((part.held for part in parts), Held(0, 0, 0))
+    routed = (0, 0) if fed == "swiglu" else mixture_memory(config, recompute, strategy, tokens)
+    kept += routed[0]
     # The gradients of gate and up, and four of the stream; with "tensor", of all time too.
-    shared = 2 * unit + 4 * stream + 4 * whole * (tensor > 1)
+    shared = 2 * unit + 4 * stream + 4 * whole * (tensor > 1) + routed[1]
     # The halves that are rotated are padded to a TPU's lanes.
     padded = max(1, 2 * LANES // head_size(config, word))
     attention = tokens * (2 * queries + padded * (queries + keys)) * size
     if LAYERS[word].is_recurrent:
         attention = FLOAT32 * RECURRENT_ARRAYS * tokens * width
-    weights = size * own.used
+    weights = sum(part.itemsize * part.held.used for part in parts)
     if recompute != "layer":  # the backward pass goes through one half of the layer at a time
         gathered = weights if weights + unit > attention else 0
         working = shared + (unit if gathered else attention)
@@ -153,7 +162,7 @@ def memory_of(
     batch: int,
     length: int,
     *,
-    layers: tuple[tuple[str, str], ...] | None = None,
+    layers: tuple[tuple[str, str, str], ...] | None = None,
     in_flight: int = 1,
     has_embedding: bool = True,
     has_head: bool = True,
@@ -184,12 +193,12 @@ def memory_of(
     use = size * table.used
     # The gradient of a table lasts until the embedding's is added, and so does the gathered table,
     # unless that is the embedding and layers are computed anew.
-    only_gradient = config.tied_embedding and {"layer"} == {kind[1] for kind in words}
+    only_gradient = config.tied_embedding and {"layer"} == {kind[2] for kind in words}
     # Layers computed anew for few sequences read the projections of queries, keys and values in
     # another order, which libtpu keeps of all layers in float32.
     reordered = FLOAT32 * sum(
-        held(layer_tensors(config, word)[:3], strategy).kept * count
-        for (word, recompute), count in Counter(words).items()
+        held(layer_tensors(config, word, fed)[:3], strategy).kept * count
+        for (word, fed, recompute), count in Counter(words).items()
         if recompute == "layer" and sequences <= FEW and word in SOFTMAX
     )
     moments = (
@@ -224,16 +233,16 @@ def memory_of(
     )
 
 
-def layer_kinds(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, str], ...]:
-    """The word and the recomputation of every layer."""
-    words = config.layers
-    return _kinds(words, strategy.runs(len(words)))
+def layer_kinds(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, str, str], ...]:
+    """The words of the mixer and the feed-forward layer, and the recomputation, of every layer."""
+    kinds = kinds_of(config)
+    return _kinds(kinds, strategy.runs(len(kinds)))
 
 
 @functools.lru_cache(maxsize=1024)
-def _kinds(words: tuple[str, ...], runs: tuple[tuple[str, int], ...]):
-    each = iter(words)
-    return tuple((next(each), recompute) for recompute, count in runs for _ in range(count))
+def _kinds(kinds: tuple[tuple[str, str], ...], runs: tuple[tuple[str, int], ...]):
+    each = iter(kinds)
+    return tuple((*next(each), recompute) for recompute, count in runs for _ in range(count))
 
 
 def head_size(config: LoopedConfig, word: str) -> int:

@@ -6,7 +6,6 @@ queries, keys and values cut into chunks. Which of these it keeps differs from m
 a layer registered elsewhere has its own. All are leaves of the function that `jax.vjp` returns.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -16,7 +15,7 @@ from flax import nnx
 from toolkit.looped import LoopedConfig
 from toolkit.looped.blocks import Block
 from toolkit.looped.mixing import LAYERS
-from toolkit.planning.memory.sizes import LANES
+from toolkit.planning.memory.sizes import LANES, alone
 
 TRACED = 2048  # tokens of a recurrent layer that is traced: many chunks of any method
 
@@ -34,11 +33,12 @@ POLICIES = {
 }
 
 
-def kept_per_token(config: LoopedConfig, word: str, recompute: str, length: int) -> float:
+def kept_per_token(config: LoopedConfig, word: str, fed: str, recompute: str, length: int) -> float:
     """Bytes that one layer of one chip keeps per token of sequences of that length, padded as a TPU
-    pads them. Of a recurrent layer they do not depend on the length, so one trace serves for all.
+    pads them; without the half of a mixture of experts. Of a recurrent layer they do not depend on
+    the length, so one trace serves for all.
     """
-    layer = dataclasses.replace(config, pattern=word, vocabulary=1, loops=1)
+    layer = alone(config, word, **({"feed_forward": 1} if fed == "moe" else {}))
     return _traced(layer, recompute, TRACED if LAYERS[word].is_recurrent else length)
 
 

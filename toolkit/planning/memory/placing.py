@@ -12,7 +12,7 @@ from toolkit.looped.blocks import Block
 from toolkit.parallel import Layout
 from toolkit.parallel.layout import Placement, axes_of
 from toolkit.planning.memory.sizes import is_sharded
-from toolkit.planning.models import group_runs, layers_of, local_config
+from toolkit.planning.models import group_runs, kinds_of, local_config
 
 BATCH_AXES = ("data", "fsdp")
 
@@ -24,22 +24,29 @@ def placed(mesh, specs):
 
 
 def parameters(config, strategy):
-    """A group's structure, and the shapes of all parameters: global, and sharded by "tensor"."""
-    words, _ = layers_of(config)
+    """The structure of each run's group, and the shapes of all parameters: global, and sharded by
+    "tensor"."""
     tensor = strategy.tensor
-    local = local_config(config, tensor)
-    graphs, whole, cut = [], [], []
-    for word in words:
-        for sizes, found in ((config, whole), (local, cut)):
-            block = nnx.eval_shape(lambda w=word, c=sizes: Block(w, c, rngs=nnx.Rngs(0)))
-            graph, state = nnx.split(block)
-            found.append(nnx.to_pure_dict(state))
-        graphs.append((graph, state))  # of the last: the local one
+    local = local_config(config, tensor, is_folded=strategy.expert > 1)
+    made = {}
+    for kind in kinds_of(config):
+        if kind not in made:
+            for sizes in (config, local):
+                graph, state = nnx.split(_block(*kind, sizes))
+                made[kind] = (*made.get(kind, ()), (graph, state))
+    runs = group_runs(config, strategy)
+    graphs = [[made[kind][1] for kind in group] for group, _, _ in runs]
 
-    def stacked(layers):
+    def stacked(which):
         return [
-            jax.tree.map(lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), layers)
-            for _, n in group_runs(config, strategy)
+            [
+                jax.tree.map(
+                    lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape), x.dtype),
+                    nnx.to_pure_dict(made[kind][which][1]),
+                )
+                for kind in group
+            ]
+            for group, _, n in runs
         ]
 
     def tree(blocks, sizes):
@@ -53,22 +60,35 @@ def parameters(config, strategy):
             params["rho"] = jax.ShapeDtypeStruct((config.loops, config.width), jnp.float32)
         return params
 
-    return graphs, tree(stacked(whole), config), tree(stacked(cut), local)
+    return graphs, tree(stacked(0), config), tree(stacked(1), local)
 
 
-def specs_of(fsdp, whole, cut):
+def _block(word, fed, config):
+    return nnx.eval_shape(lambda: Block(word, config, rngs=nnx.Rngs(0), feed_forward=fed))
+
+
+def is_of(keys, name: str) -> bool:
+    """Whether the path of a parameter has that name in it."""
+    return any(getattr(key, "key", None) == name for key in keys)
+
+
+def specs_of(strategy, whole, cut):
     """The spec of every tensor; the axis of stacked layers is scanned and never sharded."""
 
     def of(whole, cut, stacked):
-        spec = functools.partial(_spec, fsdp, stacked)
-        return jax.tree.map(spec, whole, cut)
+        spec = functools.partial(_spec, strategy, stacked)
+        return jax.tree_util.tree_map_with_path(spec, whole, cut)
 
     return {name: of(whole[name], cut[name], name == "blocks") for name in whole}
 
 
-def _spec(fsdp, stacked, whole, cut):
-    """ "tensor" where sizes differ; "fsdp" on the largest other dimension of a large matrix."""
+def _spec(strategy, stacked, keys, whole, cut):
+    """ "tensor" where sizes differ, or all axes of experts on their number; "fsdp", if it is left,
+    on the largest other dimension of a large matrix."""
+    fsdp = strategy.fsdp
     entries = ["tensor" if a != b else None for a, b in zip(whole.shape, cut.shape, strict=True)]
+    if strategy.expert > 1 and is_of(keys, "experts"):
+        entries[stacked], fsdp = strategy.expert_axes, strategy.of_experts.fsdp
     if fsdp > 1 and is_sharded(whole.shape[stacked:]):
         return _cut_further(whole.shape, entries, "fsdp", fsdp, stacked)
     return PartitionSpec(*entries)
@@ -99,6 +119,8 @@ def layout_of(mesh: Mesh, shapes: Any, specs: Any) -> Layout:
             )
             if axis in used
         )
+        if any(isinstance(entry, tuple) for entry in spec):
+            reason = "each chip computes its experts"
         rows.append(
             Placement(path, shape.shape, shape.dtype, spec, reason or "replicated: small or DDP")
         )
@@ -111,7 +133,13 @@ def optimizer_specs(strategy, moments, shapes, specs):
     flat = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     for (keys, shape), spec in zip(jax.tree_util.tree_leaves_with_path(shapes), flat, strict=True):
         stacked = keys[0].key == "blocks"
-        if strategy.shard_optimizer and strategy.data > 1 and is_sharded(shape.shape[stacked:]):
+        is_cut = any("data" in axes for axes in axes_of(spec))
+        if (
+            strategy.shard_optimizer
+            and strategy.data > 1
+            and not is_cut
+            and is_sharded(shape.shape[stacked:])
+        ):
             entries = [*spec, *[None] * (len(shape.shape) - len(spec))]
             spec = _cut_further(shape.shape, entries, "data", strategy.data, stacked)
         table[jax.tree_util.keystr(keys)] = (shape.shape, spec)

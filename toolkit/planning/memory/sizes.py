@@ -3,14 +3,18 @@
 import dataclasses
 import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
+from toolkit.planning.models import expert_hidden
 from toolkit.planning.strategy import Strategy
 
+FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
+Tensors = tuple[tuple[tuple[int, ...], int | None], ...]
 # A matrix with fewer elements is replicated.
 SMALLEST_SHARDED = 1 << 14
 LANES = 128  # of a TPU, whose tiles are as many columns wide
@@ -22,14 +26,15 @@ def is_sharded(shape: tuple[int, ...]) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def layer_tensors(
-    config: LoopedConfig, word: str
-) -> tuple[tuple[tuple[int, ...], int | None], ...]:
-    """Shape of every parameter of a layer, and the dimension that "tensor" cuts, if any."""
+def layer_tensors(config: LoopedConfig, word: str, fed: str) -> Tensors:
+    """Shape of every parameter of a layer, and the dimension that "tensor" cuts, if any; of a
+    mixture of experts nothing but the norm before it."""
     width, hidden = config.width, config.feed_forward_size
-    rest = (((width,), None),) * 2 + (((width, hidden), 1),) * 2 + (((hidden, width), 0),)
+    rest: Tensors = (((width,), None),) * 2
+    if fed == "swiglu":
+        rest += (((width, hidden), 1),) * 2 + (((hidden, width), 0),)
     if word not in ("full", "window"):
-        shapes = _traced_shapes(dataclasses.replace(config, pattern=word, vocabulary=1, loops=1))
+        shapes = _traced_shapes(alone(config, word))
         return (*((shape, None) for shape in shapes), *rest)
     options = config.options[word]
     size = options.head_size or width // config.heads
@@ -48,6 +53,69 @@ def layer_tensors(
     if options.projection_norm:
         mixer += [((queries,), None), ((keys,), None)]
     return (*mixer, *rest)
+
+
+def alone(config: LoopedConfig, word: str, **changes: Any) -> LoopedConfig:
+    """A configuration of one layer with that mixer and a SwiGLU."""
+    options = {name: own for name, own in config.options.items() if name != "moe"}
+    sizes: dict[str, Any] = {"vocabulary": 1, "loops": 1, "feed_forwards": "swiglu"} | changes
+    return dataclasses.replace(config, pattern=word, options=options, **sizes)
+
+
+@functools.lru_cache(maxsize=256)
+def mixture_tensors(config: LoopedConfig, is_folded: bool) -> tuple[Tensors, Tensors, Tensors]:
+    """The same of the experts, the router and the shared expert. If folded, "tensor" stands for
+    the chips that cut the number of experts, and the shared expert is cut by none."""
+    moe, width, hidden = config.moe, config.width, expert_hidden(config)
+
+    def cut(dimension: int | None) -> int | None:
+        return 0 if is_folded else dimension
+
+    inner, count, own = (moe.experts, width, hidden), moe.experts, moe.shared_hidden
+    experts: Tensors = ((inner, cut(2)), (inner, cut(2)), ((count, hidden, width), cut(1)))
+    if moe.biases:
+        experts += (((count, hidden), cut(1)),) * 2 + (((count, width), cut(None)),)
+    router: Tensors = (((width, count), None),)
+    router += (((count,), None),) if moe.router_bias else ()
+    shared: Tensors = ()
+    if own:
+        columns, rows = (None, None) if is_folded else (1, 0)
+        shared = (((width, own), columns),) * 2 + (((own, width), rows),)
+    shared += (((width, 1), None),) if moe.shared_gate else ()
+    return experts, router, shared
+
+
+class Part(NamedTuple):
+    """Tensors of a layer that are cut alike.
+
+    Attributes:
+        held: one chip's share.
+        strategy: the degrees with which its collectives run.
+        itemsize: bytes of a number when it is computed with.
+    """
+
+    held: "Held"
+    strategy: Strategy
+    itemsize: int
+
+
+def layer_parts(config: LoopedConfig, word: str, fed: str, strategy: Strategy) -> tuple[Part, ...]:
+    """One chip's share of a layer: what "tensor" cuts, then the experts, and what every chip of
+    "tensor" has whole, the router first."""
+    size, tensors = config.compute_dtype.itemsize, layer_tensors(config, word, fed)
+    if fed == "swiglu":
+        return (Part(held(tensors, strategy), strategy, size),)
+    is_folded = strategy.expert > 1
+    experts, router, shared = mixture_tensors(config, is_folded)
+    whole, inner = strategy.changed(tensor=1), strategy.of_experts
+    # Their gradients are summed over "tensor" too.
+    beside = whole.changed(data=strategy.data * strategy.tensor)
+    parts = [
+        Part(held(tensors if is_folded else tensors + shared, strategy), strategy, size),
+        Part(held(experts, inner), inner, size),
+        Part(held(router, whole), beside, FLOAT32),
+    ]
+    return (*parts, Part(held(shared, whole), beside, size)) if is_folded else tuple(parts)
 
 
 @functools.lru_cache(maxsize=256)

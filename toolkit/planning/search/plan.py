@@ -13,7 +13,7 @@ from toolkit.planning.models import check_model, model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.weigh import RUNNERS_UP, Search, bases_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.step import Constants, constants_of
+from toolkit.planning.time.seconds import Constants, constants_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,7 @@ def plan(
     memory: float | None = None,
     reserve: float = 0.1,
     constants: Constants | None = None,
+    capacity: float = 1.25,
 ) -> Plan:
     """Search for the fastest way to train a model on a cluster within its memory.
 
@@ -101,7 +102,9 @@ def plan(
     microbatches, with and without a chunked head and a sharded optimiser state, unless a lower
     bound rules it out. For each, a knapsack decides which layers recompute. If even fully
     recomputed layers do not fit, their backward pass runs in parts (StreamBP). The fastest
-    pipelines also get stages of unequal length, balanced in time as far as memory allows.
+    pipelines also get stages of unequal length, balanced in time as far as memory allows. Experts
+    are cut over every product of the innermost chips that divides them, or over none; tokens are
+    sent to them by all-to-alls or gathered.
 
     Args:
         model: a configuration, or the name of one (`MODELS`).
@@ -110,7 +113,9 @@ def plan(
         sequence_length: tokens per sequence.
         memory: usable bytes per chip; None: all.
         reserve: share of that memory to keep free for errors of the prediction.
-        constants: rates that chips and links achieve; None: the defaults.
+        constants: rates that chips and links achieve, and the imbalance of experts; None: the
+            defaults.
+        capacity: of the all-to-alls, as in `Strategy`.
 
     Raises:
         ValueError: when nothing fits, or no degrees divide the model and the batch; names the
@@ -126,7 +131,7 @@ def plan(
         >>> all(found.best.step_seconds <= other.step_seconds for other in found.runners_up)
         True
     """
-    return searched(model, chips, batch, sequence_length, memory, reserve, constants)
+    return searched(model, chips, batch, sequence_length, memory, reserve, constants, capacity)
 
 
 def searched(
@@ -137,21 +142,23 @@ def searched(
     memory: float | None = None,
     reserve: float = 0.1,
     constants: Constants | None = None,
+    capacity: float = 1.25,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """`plan` with a callback that reports progress after each division of the chips."""
     config, where = model_of(model), cluster(chips)
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory:,.0f} bytes")
-    check_model(config, Strategy(), batch, sequence_length)
+    check_model(config, Strategy(capacity=capacity), batch, sequence_length)
     constants = constants_of(where, constants)
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
     limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)
     search = Search(config, where, batch, sequence_length, limit, constants)
-    bases = sorted(bases_of(config, where, batch, sequence_length), key=search.floor)
+    sizes = sequence_length, capacity
+    bases = sorted(bases_of(config, where, batch, *sizes), key=search.floor)
     if not bases:
-        others = bases_of(config, where, where.chips, sequence_length)  # all that divide the model
+        others = bases_of(config, where, where.chips, *sizes)  # all that divide the model
         batches = (nearest_multiple(batch, each.batch_shards) for each in others)
         nearest = min(batches, key=lambda each: abs(each - batch), default=where.chips)
         raise ValueError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
-from toolkit.planning.models import check_model
+from toolkit.planning.models import check_model, kinds_of
 from toolkit.planning.predict import Prediction, prediction_of, stage_memory
 from toolkit.planning.search.layers import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, Strategy
@@ -34,7 +34,7 @@ class Search:
         self.given = config, where, batch, length, limit, constants
         self.chunks = max(n for n in _divisors(length) if n == 1 or length // n >= CHUNK)
         self.considered = self.fitting = 0
-        self.best: dict[tuple[int, ...], Prediction] = {}  # by degrees
+        self.best: dict[tuple[int | str, ...], Prediction] = {}  # by degrees
         self.slowest = math.inf  # seconds of the slowest plan that would be shown
         self.smallest: Prediction | None = None
         self.staged: list[tuple[float, Prediction]] = []
@@ -121,9 +121,12 @@ def _sharded(base: Strategy) -> tuple[bool, ...]:
     return (False, True) if base.data > 1 else (False,)
 
 
-def bases_of(config: LoopedConfig, where: Cluster, batch: int, length: int) -> Iterator[Strategy]:
-    """Every division of the chips that divides the model and the batch."""
-    whole = Strategy()
+def bases_of(
+    config: LoopedConfig, where: Cluster, batch: int, length: int, capacity: float
+) -> Iterator[Strategy]:
+    """Every division of the chips that divides the model and the batch, of a mixture of experts
+    with every number of shards of the experts and every dispatch that a plan may choose."""
+    whole, has_experts = Strategy(capacity=capacity), "moe" in config.feed_forward_words
     for pipeline in _divisors(where.chips):
         for tensor in _divisors(where.chips // pipeline):
             shards = where.chips // pipeline // tensor
@@ -132,11 +135,25 @@ def bases_of(config: LoopedConfig, where: Cluster, batch: int, length: int) -> I
             for data in _divisors(shards):
                 cut = {"data": data, "fsdp": shards // data, "tensor": tensor}
                 base = whole.changed(**cut, pipeline=pipeline)
-                try:
-                    check_model(config, base, batch, length)
-                except ValueError:
+                bases = [base, *(_with_experts(base) if has_experts else ())]
+                fits = [each for each in bases if _divides(config, each, batch, length)]
+                if not fits and not has_experts:
                     break
-                yield base
+                yield from fits
+
+
+def _with_experts(base: Strategy) -> Iterator[Strategy]:
+    for expert in base.expert_degrees[1:]:
+        for dispatch in ("all_to_all", "gather"):
+            yield base.changed(expert=expert, dispatch=dispatch)
+
+
+def _divides(config: LoopedConfig, base: Strategy, batch: int, length: int) -> bool:
+    try:
+        check_model(config, base, batch, length)
+    except ValueError:
+        return False
+    return True
 
 
 def _streamed(layer: Prediction) -> list[Prediction]:
@@ -166,17 +183,17 @@ def _streamed(layer: Prediction) -> list[Prediction]:
 def _mixed(least: Prediction) -> Prediction | None:
     """Choose what each layer recomputes, by a knapsack over the layers of one stage."""
     config, strategy = least.config, least.strategy
-    words = set(config.layers)
-    if len(words) > 1 or strategy.pipeline > 1 or least.strategy.recompute != "layer":
+    kinds = set(kinds_of(config))
+    if len(kinds) > 1 or strategy.pipeline > 1 or least.strategy.recompute != "layer":
         return None
     sequences = least.batch // (strategy.batch_shards * strategy.microbatches)
-    word, layers = words.pop(), len(config.layers)
+    kind, layers = kinds.pop(), len(config.layers)
     sizes = (strategy, sequences, least.sequence_length)
-    kept = [layer_memory(config, word, each, *sizes).kept * config.loops for each in RECOMPUTE]
+    kept = [layer_memory(config, *kind, each, *sizes).kept * config.loops for each in RECOMPUTE]
     free = least.limit - least.memory.total + layers * kept[RECOMPUTE.index("layer")]
     seconds = [
         layer_seconds(
-            config, word, each, strategy, least.cluster, sequences, least.sequence_length,
+            config, *kind, each, strategy, least.cluster, sequences, least.sequence_length,
             least.constants,
         ).total(least.constants.slowdown)
         for each in RECOMPUTE
@@ -229,7 +246,8 @@ def _balanced(even: Prediction) -> Prediction | None:
 
 
 def _degrees(strategy):
-    return strategy.data, strategy.fsdp, strategy.tensor, strategy.pipeline
+    degrees = strategy.data, strategy.fsdp, strategy.tensor, strategy.pipeline
+    return *degrees, strategy.expert, strategy.dispatch
 
 
 def _divisors(number: int) -> list[int]:

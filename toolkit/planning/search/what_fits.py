@@ -8,7 +8,7 @@ from toolkit.planning.clusters import cluster
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.step import constants_of
+from toolkit.planning.time.seconds import constants_of
 
 MOST = 64  # models, and numbers of chips, on one map
 MOST_SEQUENCES = 1024

@@ -4,15 +4,24 @@ Source: Austin et al., How to Scale Your Model, 2025 (rooflines); Hetu-Galvatron
 communication that hides behind the backward pass.
 """
 
-import dataclasses
-
-from toolkit._checks import check_fields, checked
 from toolkit.looped import LoopedConfig
+from toolkit.looped.mixing import LAYERS
 from toolkit.measure import Link
 from toolkit.planning.clusters import Cluster
-from toolkit.planning.memory.categories import FLOAT32, channels
-from toolkit.planning.memory.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.memory.categories import channels
+from toolkit.planning.memory.sizes import (
+    FLOAT32,
+    Held,
+    Part,
+    held,
+    layer_parts,
+    rest_tensors,
+    table_tensors,
+)
+from toolkit.planning.mixtures import held_rows, routed_rows
+from toolkit.planning.models import expert_hidden
 from toolkit.planning.strategy import Strategy
+from toolkit.planning.time.seconds import Constants, Seconds
 from toolkit.planning.time.traffic import (
     Transfer,
     as_compiled,
@@ -21,157 +30,10 @@ from toolkit.planning.time.traffic import (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants:
-    """The share of published rates that chips and links achieve; `calibrate` fits them.
-
-    Attributes:
-        matmul: share of the peak that matrix products reach.
-        memory: share of the memory bandwidth that the update reaches.
-        link: share of a link's bandwidth that collectives reach.
-        latency: delay of a message, as a multiple of the published one.
-        slowdown: factor on computing and communicating while they overlap.
-
-    Example:
-        >>> Constants().slowdown
-        1.3
-    """
-
-    matmul: float = 0.6
-    memory: float = 0.8
-    link: float = 0.8
-    latency: float = 1.0
-    slowdown: float = 1.3
-
-    def __post_init__(self):
-        check_fields(self)
-        for name in ("matmul", "memory", "link"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
-        if not 0 <= self.latency <= 1e4:
-            raise ValueError(f"latency must lie in [0, 10000]; got {self.latency}")
-        if not 1 <= self.slowdown <= 10:
-            raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
-
-
-def constants_of(where: Cluster, given: Constants | None) -> Constants:
-    """The given constants, or the defaults; measured rates count in full."""
-    measured = Constants(matmul=1.0, memory=1.0, link=1.0)
-    return given or (measured if where.is_measured else Constants())
-
-
-@checked
-def overlapped_seconds(compute: float, communication: float, *, slowdown: float = 1.3) -> float:
-    """The time of overlapping computation and communication, which slow each other down.
-
-        both are slowed while they overlap; the rest of the longer runs at full speed
-
-    Args:
-        compute: seconds of the computation alone.
-        communication: seconds of the communication alone.
-        slowdown: factor on both while they overlap.
-
-    Returns:
-        Seconds until both have ended.
-
-    Source: Hetu-Galvatron, cost model.
-
-    Example:
-        >>> overlapped_seconds(2.0, 1.0), overlapped_seconds(2.0, 3.0)
-        (2.3, 3.6)
-    """
-    for name, value, least in (
-        ("compute", compute, 0), ("communication", communication, 0), ("slowdown", slowdown, 1),
-    ):  # fmt: skip
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}; got {value}")
-    return _overlapped(compute, communication, slowdown)
-
-
-def _overlapped(compute: float, communication: float, slowdown: float) -> float:
-    return max(compute, communication) + min(compute, communication) * (slowdown - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Seconds:
-    """Seconds of one step on one chip, or of some of its layers.
-
-    Attributes:
-        forward, backward: computing; the backward pass without recomputation.
-        recomputed: recomputation.
-        tensor_forward, tensor_backward: exposed communication.
-        hidden_forward, hidden_backward: communication of parameters and gradients that can overlap
-            with computing; seconds without overlap.
-        update: the optimiser, with the parameters it gathers.
-    """
-
-    forward: float = 0.0
-    backward: float = 0.0
-    recomputed: float = 0.0
-    tensor_forward: float = 0.0
-    tensor_backward: float = 0.0
-    hidden_forward: float = 0.0
-    hidden_backward: float = 0.0
-    update: float = 0.0
-
-    # Written out field by field, because a search does this ten thousand times.
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.recomputed + other.recomputed,
-            self.tensor_forward + other.tensor_forward,
-            self.tensor_backward + other.tensor_backward,
-            self.hidden_forward + other.hidden_forward,
-            self.hidden_backward + other.hidden_backward,
-            self.update + other.update,
-        )
-
-    def times(self, count: float) -> "Seconds":
-        """`count` times this."""
-        return Seconds(
-            self.forward * count,
-            self.backward * count,
-            self.recomputed * count,
-            self.tensor_forward * count,
-            self.tensor_backward * count,
-            self.hidden_forward * count,
-            self.hidden_backward * count,
-            self.update * count,
-        )
-
-    def exposed(self, slowdown: float) -> float:
-        """Communication of parameters and gradients that computing does not hide."""
-        shown = self.total(slowdown) - self.computing - self.tensor - self.update
-        return max(0.0, shown)  # not below, by rounding
-
-    @property
-    def tensor(self) -> float:
-        """Exposed tensor-parallel communication."""
-        return self.tensor_forward + self.tensor_backward
-
-    @property
-    def computing(self) -> float:
-        """Forward, backward and recomputation."""
-        return self.forward + self.backward + self.recomputed
-
-    def forward_total(self, slowdown: float) -> float:
-        """The forward pass, with overlap."""
-        return _overlapped(self.forward, self.hidden_forward, slowdown) + self.tensor_forward
-
-    def backward_total(self, slowdown: float) -> float:
-        """The backward pass, with recomputation and overlap."""
-        backward = self.backward + self.recomputed
-        return _overlapped(backward, self.hidden_backward, slowdown) + self.tensor_backward
-
-    def total(self, slowdown: float) -> float:
-        """The whole step, with overlap."""
-        return self.forward_total(slowdown) + self.backward_total(slowdown) + self.update
-
-
 def layer_seconds(
     config: LoopedConfig,
     word: str,
+    fed: str,
     recompute: str,
     strategy: Strategy,
     cluster: Cluster,
@@ -180,25 +42,61 @@ def layer_seconds(
     constants: Constants,
 ) -> Seconds:
     """One layer, over all microbatches and loops of a step."""
-    found = held(layer_tensors(config, word), strategy)
+    parts = layer_parts(config, word, fed, strategy)
     tokens, runs = sequences * length, strategy.microbatches * config.loops
     seen = min(length, config.options[word].sliding_window) if word == "window" else length / 2
     # Scores and weighted values: two products of 2 FLOPs per visible key and channel. Recurrent
     # layers see about one chunk of keys.
-    keys = seen if word in ("full", "window") else 64
-    mixing = 4 * tokens * keys * channels(config, word)[0] / strategy.tensor
-    products = 2 * tokens * found.used
+    keys, wide = (seen if word in ("full", "window", "mla") else 64), channels(config, word)[0]
+    if word == "mla":
+        sizes = LAYERS[word].sizes_of(config)
+        wide = sizes.heads * (sizes.key_size + sizes.rope_size + sizes.value_size) / 2
+    mixing = 4 * tokens * keys * wide / strategy.tensor
+    products = 2 * tokens * parts[0].held.used
     rate = cluster.chip.flops_per_second * constants.matmul
-    anew = {"none": 0, "elementwise": mixing, "layer": products + mixing}[recompute]
-    forward = runs * (products + mixing) / rate
-    again = runs * anew / rate
+    routed = 0.0
+    if fed == "moe":
+        routed = _routed_seconds(config, strategy, cluster, tokens, constants, parts[1])
+        own = tokens / strategy.tensor if strategy.expert > 1 else tokens
+        products += 2 * own * sum(part.held.used for part in parts[2:])
+    # The products of experts have a batch, and such are not kept.
+    anew = {"none": 0, "elementwise": mixing, "layer": products + mixing}[recompute] / rate
+    anew += routed * (recompute != "none")
+    forward = runs * ((products + mixing) / rate + routed)
+    again = runs * anew
     if recompute == "layer" and strategy.block_chunks > 1:
         again += runs * _streaming_seconds(config, word, strategy, cluster, tokens, constants)
-    transfers = layer_transfers(config, word, recompute, strategy, sequences, length)
-    return (
-        Seconds(forward, 2 * forward, again)
-        + _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
-        + _update(found, cluster, constants)
+    transfers = layer_transfers(config, word, fed, recompute, strategy, sequences, length)
+    seconds = Seconds(forward, 2 * forward, again)
+    seconds += _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
+    for part in parts:
+        seconds += _update(part.held, cluster, constants)
+    return seconds
+
+
+def _routed_seconds(
+    config: LoopedConfig,
+    strategy: Strategy,
+    cluster: Cluster,
+    tokens: int,
+    constants: Constants,
+    experts: Part,
+) -> float:
+    """Seconds of the busiest chip's experts, forward, for `tokens` of each group of "tensor": the
+    products, or the time to read the weights if each expert has few rows."""
+    is_folded = strategy.expert > 1
+    own = tokens // strategy.tensor if is_folded else tokens
+    rows: float = routed_rows(config, strategy, own)
+    if is_folded and strategy.dispatch != "all_to_all":
+        # All others wait for the busiest. The kernel for TPUs multiplies rows of others too.
+        is_tpu = cluster.chip.name.startswith("TPU")
+        rows = held_rows(config, strategy, own) if is_tpu else rows * constants.imbalance
+    flops = 6 * rows * config.width * expert_hidden(config)
+    flops /= 1 if is_folded else strategy.tensor
+    read = experts.itemsize * experts.held.used
+    return max(
+        flops / (cluster.chip.flops_per_second * constants.matmul),
+        read / (cluster.chip.bytes_per_second * constants.memory),
     )
 
 
@@ -215,7 +113,7 @@ def _streaming_seconds(
     keys = channels(config, word)[1] if word in ("full", "window") else 0
     times = (strategy.block_chunks - 1) / 2
     flops = 4 * times * 2 * tokens * config.width * 2 * keys
-    used = held(layer_tensors(config, word), strategy).used
+    used = layer_parts(config, word, "swiglu", strategy)[0].held.used
     moved = strategy.block_chunks * used * (config.compute_dtype.itemsize + 2 * FLOAT32)
     return flops / (cluster.chip.flops_per_second * constants.matmul) + moved / (
         cluster.chip.bytes_per_second * constants.memory
@@ -253,12 +151,17 @@ def transfer_seconds(link: Link, sent: float, degree: int, constants: Constants)
 
 def _communication(transfers: list[Transfer], cluster: Cluster, constants: Constants) -> Seconds:
     parts: dict[str, float] = dict.fromkeys(
-        ("tensor forward", "tensor backward", "forward", "backward", "update"), 0.0
-    )
+        (
+            "tensor forward", "tensor backward", "expert forward", "expert backward", "forward",
+            "backward", "update",
+        ),
+        0.0,
+    )  # fmt: skip
     for each in transfers:
         link = cluster.link(each.inner, each.degree)
-        one = transfer_seconds(link, each.bytes_sent, each.degree, constants)
-        waits = "tensor " if each.part == "tensor" else ""
+        busiest = constants.imbalance if each.kind == "ragged-all-to-all" else 1.0
+        one = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
+        waits = f"{each.part} " if each.part in ("tensor", "expert") else ""
         parts[waits + each.phase] += one * each.runs
     return Seconds(
         tensor_forward=parts["tensor forward"],
@@ -266,6 +169,8 @@ def _communication(transfers: list[Transfer], cluster: Cluster, constants: Const
         hidden_forward=parts["forward"],
         hidden_backward=parts["backward"],
         update=parts["update"],
+        expert_forward=parts["expert forward"],
+        expert_backward=parts["expert backward"],
     )
 
 

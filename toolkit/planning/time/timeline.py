@@ -19,7 +19,8 @@ from toolkit.planning.time.compiled_work import (
     Wait,
     compiled_work,
 )
-from toolkit.planning.time.step import Constants, constants_of, transfer_seconds
+from toolkit.planning.time.seconds import Constants, constants_of
+from toolkit.planning.time.step import transfer_seconds
 
 COMPUTE, STRAGGLER, LINK = "compute", "straggler", "collectives"
 MOST_EVENTS = 500_000

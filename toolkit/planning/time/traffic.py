@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
-from toolkit.planning.memory.categories import FLOAT32
-from toolkit.planning.memory.sizes import held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.memory.sizes import (
+    FLOAT32,
+    held,
+    layer_parts,
+    rest_tensors,
+    table_tensors,
+)
+from toolkit.planning.mixtures import dispatch_of
 from toolkit.planning.strategy import Strategy
 
 # All-gathers and reduce-scatters of the residual stream around the two halves of a layer; the
@@ -21,6 +27,13 @@ _BACKWARD = {
     "layer": {"all-gather": 4, "reduce-scatter": 3},
 }
 SMALLEST_RING = 4  # chips of a slice of 2x2
+# A folded mixture of experts has no part in them.
+_HALF_FORWARD = {"all-gather": 1, "reduce-scatter": 1}
+_HALF_BACKWARD = {
+    "none": {"all-gather": 2, "reduce-scatter": 1},
+    "elementwise": {"all-gather": 2, "reduce-scatter": 2},
+    "layer": {"all-gather": 2, "reduce-scatter": 2},
+}
 _TABLE = ({"all-gather": 1, "reduce-scatter": 1},) * 2
 
 
@@ -28,7 +41,7 @@ class Transfer(NamedTuple):
     """A kind of collective in a step.
 
     Attributes:
-        part: "tensor", "fsdp", "data" or "pipeline".
+        part: "tensor", "fsdp", "data", "expert" or "pipeline".
         kind: the compiler's name.
         phase: "forward", "backward" or "update".
         bytes_sent: per chip and run.
@@ -60,6 +73,7 @@ class Transfer(NamedTuple):
 def layer_transfers(
     config: LoopedConfig,
     word: str,
+    fed: str,
     recompute: str,
     strategy: Strategy,
     sequences: int,
@@ -67,10 +81,37 @@ def layer_transfers(
 ) -> list[Transfer]:
     """Collectives of one layer, over all microbatches and loops of a step."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches * config.loops
-    found = held(layer_tensors(config, word), strategy)
     stream = sequences * length * config.width * size
-    transfers = _over_tensor(strategy, stream, runs, _FORWARD, _BACKWARD[recompute])
-    return transfers + _of_parameters(strategy, found, size, runs)
+    is_folded = fed == "moe" and strategy.expert > 1
+    counts = (_HALF_FORWARD, _HALF_BACKWARD) if is_folded else (_FORWARD, _BACKWARD)
+    transfers = _over_tensor(strategy, stream, runs, counts[0], counts[1][recompute])
+    for part in layer_parts(config, word, fed, strategy):
+        transfers += _of_parameters(part.strategy, part.held, part.itemsize, runs)
+    if is_folded:
+        transfers += _of_experts(config, recompute, strategy, sequences * length, runs)
+    return transfers
+
+
+_TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
+
+
+def _of_experts(config, recompute, strategy, tokens, runs):
+    """A mixture's collectives, their transposes, and once more what is computed anew: gathers are
+    never kept, and the sums of a reduce-scatter are not needed again."""
+    transfers = []
+    for kind, count, sent in dispatch_of(config, strategy, tokens // strategy.tensor):
+        # Whole numbers, the experts' indices and loads, have no gradient.
+        back = (strategy.dispatch == "gather") if kind == "all-gather" else count
+        is_anew = kind == "all-gather" or (recompute != "none" and kind != "reduce-scatter")
+        for name, phase, number in (
+            (kind, "forward", count),
+            (kind, "backward", count * is_anew),
+            (_TRANSPOSED.get(kind, kind), "backward", back),
+        ):
+            if number:
+                each = "expert", name, phase, float(sent), number * runs, strategy.expert, 1
+                transfers.append(Transfer(*each))
+    return transfers
 
 
 def table_transfers(

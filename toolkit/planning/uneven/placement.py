@@ -21,7 +21,7 @@ import numpy as np
 from toolkit._checks import checked
 from toolkit.looped import parameter_count
 from toolkit.measure import in_words
-from toolkit.planning.memory.categories import FLOAT32
+from toolkit.planning.memory.sizes import FLOAT32
 from toolkit.planning.search.plan import Plan
 from toolkit.planning.time.pipelines import stage_ends
 

@@ -17,7 +17,8 @@ from toolkit.planning.memory.categories import channels, layer_memory
 from toolkit.planning.memory.sizes import held, layer_tensors
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.step import Constants, constants_of, layer_seconds
+from toolkit.planning.time.seconds import Constants, constants_of
+from toolkit.planning.time.step import layer_seconds
 
 MEGABYTE, GIGABYTE = 2**20, 1e9
 PROBED = 4096  # sequence length used to derive memory per token
@@ -106,6 +107,8 @@ def plan_sequences(
         raise ValueError(
             "model: sequences are cut by the heads of layers of one kind, full or window"
         )
+    if "moe" in config.feed_forward_words:
+        raise ValueError("model: sequences of different lengths are planned for dense models only")
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")
     if not lengths or min(lengths) < 1:
@@ -142,13 +145,13 @@ def sequence_costs(
     check_model(config, strategy, where.chips, PROBED)
     word, layers = config.layers[0], len(config.layers) * config.loops
     rate = where.chip.flops_per_second * constants.matmul / 1e3  # per millisecond
-    used = held(layer_tensors(config, word), strategy).used * layers
+    used = held(layer_tensors(config, word, "swiglu"), strategy).used * layers
     used += config.vocabulary * config.width  # the head
     passes = PASSES[recompute]
     products = 4 if recompute == "layer" else 3
-    one = layer_memory(config, word, recompute, strategy, 1, PROBED)
+    one = layer_memory(config, word, "swiglu", recompute, strategy, 1, PROBED)
     per_token = (one.kept * layers + one.working) / PROBED
-    part = layer_seconds(config, word, recompute, strategy, where, 1, PROBED, constants)
+    part = layer_seconds(config, word, "swiglu", recompute, strategy, where, 1, PROBED, constants)
     gathers = (part.hidden_forward + part.hidden_backward) * len(config.layers)
     degrees = [2**power for power in range(where.chips.bit_length()) if 2**power <= where.chips]
     return SequenceCosts(

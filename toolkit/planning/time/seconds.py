@@ -1,0 +1,173 @@
+"""Seconds of a step by part, and the shares of published rates from which they are modelled."""
+
+import dataclasses
+
+from toolkit._checks import check_fields, checked
+from toolkit.planning.clusters import Cluster
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The share of published rates that chips and links achieve; `calibrate` fits them.
+
+    Attributes:
+        matmul: share of the peak that matrix products reach.
+        memory: share of the memory bandwidth that the update reaches.
+        link: share of a link's bandwidth that collectives reach.
+        latency: delay of a message, as a multiple of the published one.
+        slowdown: factor on computing and communicating while they overlap.
+        imbalance: load of the chip whose experts are chosen most, over the mean; the others wait
+            for it. Not of the chips but of the model and its text, and 1 if not known.
+
+    Example:
+        >>> Constants().slowdown
+        1.3
+    """
+
+    matmul: float = 0.6
+    memory: float = 0.8
+    link: float = 0.8
+    latency: float = 1.0
+    slowdown: float = 1.3
+    imbalance: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self)
+        for name in ("matmul", "memory", "link"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
+        if not 0 <= self.latency <= 1e4:
+            raise ValueError(f"latency must lie in [0, 10000]; got {self.latency}")
+        if not 1 <= self.slowdown <= 10:
+            raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
+        if not 1 <= self.imbalance <= 1e4:
+            raise ValueError(f"imbalance must lie in [1, 10000]; got {self.imbalance}")
+
+
+def constants_of(where: Cluster, given: Constants | None) -> Constants:
+    """The given constants, or the defaults; measured rates count in full."""
+    measured = Constants(matmul=1.0, memory=1.0, link=1.0)
+    return given or (measured if where.is_measured else Constants())
+
+
+@checked
+def overlapped_seconds(compute: float, communication: float, *, slowdown: float = 1.3) -> float:
+    """The time of overlapping computation and communication, which slow each other down.
+
+        both are slowed while they overlap; the rest of the longer runs at full speed
+
+    Args:
+        compute: seconds of the computation alone.
+        communication: seconds of the communication alone.
+        slowdown: factor on both while they overlap.
+
+    Returns:
+        Seconds until both have ended.
+
+    Source: Hetu-Galvatron, cost model.
+
+    Example:
+        >>> overlapped_seconds(2.0, 1.0), overlapped_seconds(2.0, 3.0)
+        (2.3, 3.6)
+    """
+    for name, value, least in (
+        ("compute", compute, 0), ("communication", communication, 0), ("slowdown", slowdown, 1),
+    ):  # fmt: skip
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}; got {value}")
+    return _overlapped(compute, communication, slowdown)
+
+
+def _overlapped(compute: float, communication: float, slowdown: float) -> float:
+    return max(compute, communication) + min(compute, communication) * (slowdown - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Seconds of one step on one chip, or of some of its layers.
+
+    Attributes:
+        forward, backward: computing; the backward pass without recomputation.
+        recomputed: recomputation.
+        tensor_forward, tensor_backward: exposed communication.
+        expert_forward, expert_backward: the same of tokens on their way to experts and back.
+        hidden_forward, hidden_backward: communication of parameters and gradients that can overlap
+            with computing; seconds without overlap.
+        update: the optimiser, with the parameters it gathers.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recomputed: float = 0.0
+    tensor_forward: float = 0.0
+    tensor_backward: float = 0.0
+    hidden_forward: float = 0.0
+    hidden_backward: float = 0.0
+    update: float = 0.0
+    expert_forward: float = 0.0
+    expert_backward: float = 0.0
+
+    # Written out field by field, because a search does this ten thousand times.
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.recomputed + other.recomputed,
+            self.tensor_forward + other.tensor_forward,
+            self.tensor_backward + other.tensor_backward,
+            self.hidden_forward + other.hidden_forward,
+            self.hidden_backward + other.hidden_backward,
+            self.update + other.update,
+            self.expert_forward + other.expert_forward,
+            self.expert_backward + other.expert_backward,
+        )
+
+    def times(self, count: float) -> "Seconds":
+        """`count` times this."""
+        return Seconds(
+            self.forward * count,
+            self.backward * count,
+            self.recomputed * count,
+            self.tensor_forward * count,
+            self.tensor_backward * count,
+            self.hidden_forward * count,
+            self.hidden_backward * count,
+            self.update * count,
+            self.expert_forward * count,
+            self.expert_backward * count,
+        )
+
+    def exposed(self, slowdown: float) -> float:
+        """Communication of parameters and gradients that computing does not hide."""
+        shown = self.total(slowdown) - self.computing - self.tensor - self.expert - self.update
+        return max(0.0, shown)  # not below, by rounding
+
+    @property
+    def tensor(self) -> float:
+        """Exposed tensor-parallel communication."""
+        return self.tensor_forward + self.tensor_backward
+
+    @property
+    def expert(self) -> float:
+        """Exposed communication of tokens with their experts."""
+        return self.expert_forward + self.expert_backward
+
+    @property
+    def computing(self) -> float:
+        """Forward, backward and recomputation."""
+        return self.forward + self.backward + self.recomputed
+
+    def forward_total(self, slowdown: float) -> float:
+        """The forward pass, with overlap."""
+        waits = self.tensor_forward + self.expert_forward
+        return _overlapped(self.forward, self.hidden_forward, slowdown) + waits
+
+    def backward_total(self, slowdown: float) -> float:
+        """The backward pass, with recomputation and overlap."""
+        backward = self.backward + self.recomputed
+        waits = self.tensor_backward + self.expert_backward
+        return _overlapped(backward, self.hidden_backward, slowdown) + waits
+
+    def total(self, slowdown: float) -> float:
+        """The whole step, with overlap."""
+        return self.forward_total(slowdown) + self.backward_total(slowdown) + self.update
