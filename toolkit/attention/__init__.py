@@ -181,15 +181,15 @@ from toolkit.attention.linear.retention import (
 from toolkit.attention.mixers import MIXERS, mixer, register
 from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
-from toolkit.attention.softmax.forgetting_attention import (
+from toolkit.attention.softmax.merge import merge_attention
+from toolkit.attention.softmax.online import online_softmax
+from toolkit.attention.softmax.positions.forgetting_attention import (
     ForgettingCache,
     forgetting_attention,
     forgetting_attention_reference,
     forgetting_attention_step,
 )
-from toolkit.attention.softmax.merge import merge_attention
-from toolkit.attention.softmax.online import online_softmax
-from toolkit.attention.softmax.path_attention import (
+from toolkit.attention.softmax.positions.path_attention import (
     PathCache,
     path_attention,
     path_attention_reference,

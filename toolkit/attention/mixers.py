@@ -9,8 +9,8 @@ call every row alike:
     out_t, state = row.step(*inputs_t, state, **row.options)
     row.forward_flops(batch, time, heads, key, value, **row.options)
 
-The table collects itself: a file in `linear/`, `linear/delta/` or `softmax/` that holds a `ROW` is
-in it, in the order of papers. A file of another package adds its own with `register`.
+The table collects itself: a file in `linear/` or `softmax/`, or in a folder of theirs, that holds a
+`ROW` is in it, in the order of papers. A file of another package adds its own with `register`.
 """
 
 import importlib
@@ -24,6 +24,7 @@ from toolkit._registry import Registry
 from toolkit.attention import linear, softmax
 from toolkit.attention.inputs import Mixer
 from toolkit.attention.linear import delta
+from toolkit.attention.softmax import positions
 from toolkit.attention.softmax.softmax_attention import ROWS
 from toolkit.attention.sparse.train import mixers as sparse
 
@@ -31,7 +32,7 @@ from toolkit.attention.sparse.train import mixers as sparse
 def _rows() -> list[Mixer]:
     modules = (
         importlib.import_module(f"{folder.__name__}.{found.name}")
-        for folder in (linear, delta, softmax)
+        for folder in (linear, delta, softmax, positions)
         for found in pkgutil.iter_modules(folder.__path__)
     )
     rows = [module.ROW for module in modules if hasattr(module, "ROW")]

@@ -33,7 +33,7 @@ from toolkit.attention.execution.cores import free_cores, over_cores
 from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import BETA, UNIT, Input, K, Mixer, Q, V
-from toolkit.attention.softmax.products import BLOCK, Path, attend_along_path
+from toolkit.attention.softmax.positions.products import BLOCK, Path, attend_along_path
 
 W = Input("w", K.axes, UNIT, is_gate=False)
 

@@ -46,7 +46,7 @@ from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import G, K, Mixer, Q, V
 from toolkit.attention.softmax.cache import KVCache, attend_to_slots
-from toolkit.attention.softmax.fading import attend_fading, sum_of_later
+from toolkit.attention.softmax.positions.fading import attend_fading, sum_of_later
 from toolkit.attention.softmax.rows import ROWS
 from toolkit.attention.softmax.scores import Inputs, Options
 

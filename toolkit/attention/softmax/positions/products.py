@@ -24,7 +24,7 @@ from toolkit.attention._attend import Mask, masked_softmax
 from toolkit.attention._shapes import known
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
-from toolkit.attention.softmax.fading import until_document_ends
+from toolkit.attention.softmax.positions.fading import until_document_ends
 from toolkit.attention.softmax.rows import ROWS
 
 BLOCK = 32  # keys; the inverse of a block is as wide

@@ -1,0 +1,1 @@
+"""Softmax attention whose positions the data choose: tokens that fade, tokens that reflect."""
