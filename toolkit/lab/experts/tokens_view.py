@@ -17,6 +17,7 @@ from toolkit.lab.experts.small_mixture import (
 )
 from toolkit.lab.kit.text import TextView, looked_at
 from toolkit.lab.kit.view import Data
+from toolkit.measure.words import counted
 from toolkit.parallel.experts.dispatch import expert_slots
 
 TEXT = (
@@ -117,8 +118,9 @@ class TokensView(TextView):
             f"{self.place_in_words}, layer {self.layer} chooses {first} and {second}. The model "
             f"was trained {TRAINED[self.model]}; its fullest expert has {fullest:.2f} times an "
             f"even load. With capacity {self.capacity:g} and {parts}, an expert takes "
-            f"{self.slots} pairs of each device: {dropped} of {self.experts.size} pairs are "
-            f"dropped, and {lost} of {len(self.words)} bytes lose both.{self.left_out_in_words}"
+            f"{counted(self.slots, 'pair')} of each device: {dropped} of {self.experts.size} pairs "
+            f"are dropped, and {lost} of {counted(len(self.words), 'byte')} lose both."
+            f"{self.left_out_in_words}"
         )
 
     def footnote(self) -> str:
