@@ -91,7 +91,8 @@ CASES = {
     "gemma": Case({"head_dim": 12}, {"embedding_scale": 1.0}),
     "gemma2": Case(GEMMA, {"head_soft_cap": None}),
     "gemma3_text": Case(
-        GEMMA | {"rope_parameters": TWO_ROPES}, option("full", rotary_rule="llama3")
+        GEMMA | {"rope_parameters": TWO_ROPES, "attn_logit_softcapping": None},
+        option("full", rotary_rule="llama3"),
     ),
     "glm": Case(partial(0.5), option("full", rotary_fraction=1.0)),
     "glm4": Case(partial(2 / 3), option("full", rotary_fraction=1 / 3)),

@@ -63,6 +63,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 WHY = {
     "attention_bias": "the layer has no biases of this kind",
+    "attn_logit_softcapping": "the family's own model does not read it",
     "clip_qkv": "queries, keys and values are not clipped",
     "early_exit_threshold": "`generate(exit=...)` chooses where to stop",
     "mlp_bias": "the layer has no biases of this kind",

@@ -56,12 +56,12 @@ _BIASES = {"attention_bias": scalars.ATTENTION_BIAS, "mlp_bias": scalars.FED_BIA
 _COHERE = {"norm": "layer_without_bias", "parallel_residual": True, "shared_norm": True}
 _GEMMA = {
     "query_pre_attn_scalar": scalars.SCORE_SIZE,
-    "attn_logit_softcapping": scalars.SCORE_CAP,
     "final_logit_softcapping": scalars.HEAD_CAP,
     "hidden_activation": scalars.ACTIVATION,
     "hidden_size": scalars.EMBEDDING_ROOT,
     "attention_bias": scalars.ATTENTION_BIAS,
 }
+_CAPPED = _GEMMA | {"attn_logit_softcapping": scalars.SCORE_CAP}
 _GEMMA2 = {
     "head_dim": 256, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
@@ -109,12 +109,12 @@ ATTENTION: dict[str, Family] = {
     ),
     "gemma2": Family(
         "softmax", from_zero, switches={"sandwich_norm": True}, norms=GEMMA_NORMS, period=2,
-        between="window", reads=_GEMMA, defaults=_GEMMA2, fixed=_ONE_WAY,
+        between="window", reads=_CAPPED, defaults=_GEMMA2, fixed=_ONE_WAY,
     ),
     "gemma3_text": Family(
         "gemma3", from_zero, switches={"sandwich_norm": True}, norms=GEMMA_NORMS, period=6,
         attention={"query_key_norm": True}, between="window", ropes=True, reads=_GEMMA,
-        defaults=_GEMMA3, fixed=_ONE_WAY,
+        defaults=_GEMMA3, fixed=_ONE_WAY | {"attn_logit_softcapping": (None,)},
     ),
     "glm": Family(
         "interleaved", layers="alike", is_fused=True, defaults=_GLM4 | {"attention_bias": True},
@@ -231,7 +231,7 @@ ATTENTION: dict[str, Family] = {
         names={r"\bup_proj\.": "c_fc.", r"\bdown_proj\.": "c_proj."},
     ),
     "vaultgemma": Family(
-        "softmax", from_zero, norms=GEMMA_NORMS, period=2, between="window", reads=_GEMMA,
+        "softmax", from_zero, norms=GEMMA_NORMS, period=2, between="window", reads=_CAPPED,
         defaults=_GEMMA2,
     ),
 }  # fmt: skip
