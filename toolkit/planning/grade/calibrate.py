@@ -100,7 +100,8 @@ class Calibration:
 
     def __str__(self) -> str:
         rows = [("constant", "default", "fitted")]
-        for name, default in dataclasses.asdict(Constants()).items():
+        for name in BOUNDS:
+            default = getattr(Constants(), name)
             value = getattr(self.constants, name)
             rows.append((name, f"{default:.3g}", f"{value:.3g}" if name in self.fitted else "–"))
         before, after = (in_words(e, "share") for e in (self.error_before, self.error_after))
