@@ -59,7 +59,8 @@ def families() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for style, family in sorted(FAMILIES.items()):
-        written = "yes" if style in ARCHITECTURES else f"as `{style}_text`"
+        text = f"as `{style}_text`" if f"{style}_text" in ARCHITECTURES else "no"
+        written = "yes" if style in ARCHITECTURES else text
         block = {**family.switches, **family.attention, **family.dense}
         own = [name for name in reads_of(family) if name not in ("rms_norm_eps", "hidden_act")]
         fixed = dict(family.fixed)

@@ -15,6 +15,7 @@ from toolkit._checks import checked
 from toolkit._compat import module_list
 from toolkit.looped import LoopedLM
 from toolkit.looped.blocks import run_blocks
+from toolkit.looped.depth import before_coda
 from toolkit.looped.loop_rows import row_of
 from toolkit.parallel.pipeline import Context, Pipeline
 from toolkit.schedules import Schedule
@@ -143,7 +144,9 @@ def pipeline_language_model(
 
     def last(shared: Any, x: dict[str, Array], data: dict[str, Array]) -> Array:
         model = nnx.merge(graph, shared)
-        h, _ = run_blocks(model.coda, x["h"], segment_ids=data.get("segment_ids"))
+        h, _ = run_blocks(
+            model.coda, before_coda(model, x["h"]), segment_ids=data.get("segment_ids")
+        )
         targets = jnp.maximum(data["targets"], 0)
         losses = optax.softmax_cross_entropy_with_integer_labels(model.head(h), targets)
         return jnp.sum(losses * data["share"].astype(losses.dtype))

@@ -20,7 +20,8 @@ class Block(nnx.Module):
 
         h' = h + Mixer(RMSNorm(h));   F(h) = h' + FeedForward(RMSNorm(h'))
 
-    With `sandwich_norm` a second RMSNorm is applied to what each sub-layer adds. With
+    With `sandwich_norm` a second RMSNorm is applied to what each sub-layer adds, or with
+    `norm_of_sum` to the sum, h' = Norm(h + Mixer(Norm(h))), as in Huginn. With
     `ladder_residual` each sub-layer reads the residual stream as it was before the preceding
     sub-layer:
 
@@ -63,7 +64,7 @@ class Block(nnx.Module):
         self.mixer_end_norm = norm(config.sandwich_norm)
         self.feed_forward_end_norm = norm(is_fed and config.sandwich_norm)
         self.is_parallel, self.has_one_norm = config.parallel_residual, config.shared_norm
-        self.residual_scale = config.residual_scale
+        self.residual_scale, self.normalises_sum = config.residual_scale, config.norm_of_sum
 
     def __call__(
         self,
@@ -140,10 +141,14 @@ class Block(nnx.Module):
         return ((out, h) if is_ladder else out), routing
 
     def _added(self, h, more, norm):
-        more = more if norm is None else norm(more)
+        if self.normalises_sum and norm is not None:
+            return norm(h + self._scaled(more))
+        return h + self._scaled(more if norm is None else norm(more))
+
+    def _scaled(self, more):
         if self.residual_scale != 1:
             more = more * jnp.asarray(self.residual_scale, more.dtype)
-        return h + more
+        return more
 
 
 class GroupResidual(nnx.Module):

@@ -66,6 +66,8 @@ class LoopedConfig(LayerConfig):
         pre_norm: a norm per sub-layer, on its input.
         sandwich_norm: a second norm per sub-layer, on its output; without `pre_norm` the only one,
             as in OLMo 2.
+        norm_of_sum: with `sandwich_norm`, the second norm is of the stream with that output added.
+        norm_before_coda: apply the final norm after the last loop too, before the coda.
         parallel_residual: both sub-layers of a block read the stream before it (see `Block`).
         shared_norm: they also share the norm of their input.
         ladder_residual: each sub-layer reads the stream as it was before the preceding one, so that
@@ -119,6 +121,8 @@ class LoopedConfig(LayerConfig):
     exit_gate: bool = False
     pre_norm: bool = True
     sandwich_norm: bool = False
+    norm_of_sum: bool = False
+    norm_before_coda: bool = False
     parallel_residual: bool = False
     shared_norm: bool = False
     ladder_residual: bool = False
@@ -274,6 +278,9 @@ class LoopedConfig(LayerConfig):
                     f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
                     "last; turn one of them off."
                 )
+        for name, needed in (("norm_of_sum", "sandwich_norm"), ("norm_before_coda", "coda")):
+            if getattr(self, name) and not getattr(self, needed):
+                raise ValueError(f"{name} without {needed}: turn it off, or {needed} on.")
         if self.random_start and not self.input_injection:
             raise ValueError(
                 "random_start without input_injection: the loops would never see the tokens."

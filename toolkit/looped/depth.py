@@ -74,6 +74,11 @@ def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Arr
     return (START_STD * noise).astype(like.dtype)
 
 
+def before_coda(model: Any, h: Float[Array, "... width"]) -> Float[Array, "... width"]:
+    """What the coda reads after the last loop."""
+    return model.norm(h) if model.config.norm_before_coda else h
+
+
 @checked
 def with_loops(model: Model, loops: int) -> Model:
     """Give a model another number of loops, for instance more than in training.

@@ -13,7 +13,7 @@ from toolkit._compat import module_list
 from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
-from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
+from toolkit.looped.depth import before_coda, check_alike, reconfigured, run_alike, start_noise
 from toolkit.looped.layers import Embedding, linear, norm_layer, read_out
 from toolkit.looped.loop_rows import LoopRow, row_of
 from toolkit.looped.sequences import check_sequences
@@ -244,7 +244,7 @@ class LoopedLM(nnx.Module):
                 backward=self.config.backward_loops,
                 remat=self.config.remat,
             )
-        h, after = run_blocks(self.coda, h, **how)
+        h, after = run_blocks(self.coda, before_coda(self, h), **how)
         if not return_routing:
             return h, hidden, None
         once = jax.tree.map(lambda x: x[None], (before, after))

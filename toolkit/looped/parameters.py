@@ -59,7 +59,13 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
     """Number of trained parameters of one token-mixing layer."""
     # The layer does not depend on these, so one trace serves all their values.
     sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
-    elsewhere = {"windows": None, "prelude": "", "coda": "", "feed_forwards": "swiglu"}
+    elsewhere: dict[str, Any] = {
+        "windows": None,
+        "prelude": "",
+        "coda": "",
+        "feed_forwards": "swiglu",
+    }
+    elsewhere["norm_before_coda"] = False
     options = {name: own for name, own in config.options.items() if name not in FEED_FORWARDS}
     return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere, options=options))
 

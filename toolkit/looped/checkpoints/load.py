@@ -28,7 +28,7 @@ from toolkit.looped.checkpoints.weights import (
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
 
-UNREAD = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\.")
+UNREAD = re.compile(r"rotary_emb\.inv_freq$|^freqs_cis$|^mtp\.|^(model\.)?visual\.")
 """Tensors that are skipped: tables that the model computes, heads for multi-token prediction, and
 the vision tower of a multimodal model."""
 
@@ -63,7 +63,8 @@ def load_checkpoint(
     Cost: one read of every tensor; 4 bytes of memory per parameter and the tensors of one rule.
 
     Source: Hugging Face transformers, the modelling file of each architecture; for "ouro" the
-        modelling file that is published with ByteDance's Ouro checkpoints.
+        modelling file that is published with ByteDance's Ouro checkpoints, for "huginn_raven" the
+        one that its authors publish.
 
     Example:
         >>> model = load_checkpoint("Qwen3-0.6B", dtype="bfloat16")  # doctest: +SKIP

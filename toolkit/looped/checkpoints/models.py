@@ -51,6 +51,8 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
             projection("exit_gate", "early_exit_gate.weight"),
             vector("exit_gate.bias", "early_exit_gate.bias"),
         )
+    if config.input_injection:
+        ends += (projection("adapter", "adapter.weight"),)
     there = {
         "mixer_norm": config.pre_norm,
         "feed_forward_norm": config.pre_norm and not config.shared_norm,
@@ -68,17 +70,20 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         found.append(Part("", "", (as_it_is("unembedding", "lm_head.weight"),)))
     if config.head_bias:
         found.append(Part("", "", (vector("head_bias", "lm_head.bias"),)))
-    for layer, (word, fed) in enumerate(zip(config.layers, config.feed_forward_words, strict=True)):
-        here = f"{prefix}layers.{layer}."
+    stacks = {"prelude": config.prelude_layers, "blocks": config.layers, "coda": config.coda_layers}
+    words = iter(config.feed_forward_words)
+    for stack, layer, word in ((s, n, w) for s, own in stacks.items() for n, w in enumerate(own)):
+        fed, place = next(words), f"{stack}.{layer}"
+        here = f"{prefix}{place}.".replace("blocks", "layers")
         is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
         folder = OF_MIXTURES if is_named_moe else "mlp"
         rules = () if fed in ("moe", "none") else _dense(family, fed, config, folder)
         if fed == "moe" and family.router is not None:
             rules = mixture_rules(family.router, config.moe, here, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))
-        found.append(Part(f"blocks.{layer}", here, norms(fed)))
-        found.append(Part(f"blocks.{layer}.feed_forward", here, rules))
-        found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], mixer))
+        found.append(Part(place, here, norms(fed)))
+        found.append(Part(f"{place}.feed_forward", here, rules))
+        found.append(Part(f"{place}.mixer", here + PREFIXES[word], mixer))
     return [_spelled(part, family.names, names) for part in found] if family.names else found
 
 

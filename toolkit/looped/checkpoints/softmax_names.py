@@ -91,6 +91,18 @@ def _fused(theirs: str, convert: Callable[..., Sequence[Array]]) -> tuple[Weight
     )
 
 
+def _huginn_projections(layer: Any, fused: Array) -> list[Array]:
+    """`_side_by_side`, with queries and keys in whose rows rotary pairs are neighbours."""
+    q, k, v = _side_by_side(layer, fused)
+    return [_halves(layer, q.T).T, _halves(layer, k.T).T, v]
+
+
+def _huginn_biases(layer: Any, biases: Array) -> list[Array]:
+    """Biases [2, 1, heads, size] of queries and keys; the values have none."""
+    q, k = (_halves(layer, bias.ravel()) for bias in biases)
+    return [q, k, jnp.zeros(layer.value.out_features, biases.dtype)]
+
+
 _OUTPUT = (projection("output", "o_proj.weight"), vector("output.bias", "o_proj.bias"))
 
 
@@ -110,6 +122,17 @@ SOFTMAX_STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
     ),
     "phi3": _everywhere((*_fused("qkv_proj", _side_by_side), *_OUTPUT)),
     "gpt_neox": _everywhere((*_fused("query_key_value", _head_by_head), *_OUTPUT)),
+    "huginn": {
+        "full": (
+            WeightRule(
+                ("Wqkv.weight",),
+                ("query.kernel", "key.kernel", "value.kernel"),
+                _huginn_projections,
+            ),
+            WeightRule(("qk_bias",), ("query.bias", "key.bias", "value.bias"), _huginn_biases),
+            projection("output", "proj.weight"),
+        )
+    },
     "glm4_moe": {"full": _GLM_ATTENTION},
     "gpt_oss": {"full": _GPT_OSS_ATTENTION, "window": _GPT_OSS_ATTENTION},
     "llama": {"full": _ATTENTION, "window": _ATTENTION},

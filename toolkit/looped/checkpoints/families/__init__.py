@@ -4,6 +4,7 @@ table.py       FAMILIES, one row per `model_type`; NOT_READ, why others are not
 family.py      Family, the columns of the table
 attention.py   the rows of families of attention alone
 recurrent.py   the rows of families with recurrent layers
+huginn.py      the row of Huginn, which loops
 scalars.py     settings that are fields of ours
 rope.py        rotary positions
 spelling.py    families whose whole config.json is said by a table

@@ -8,6 +8,7 @@ scale minus one, and in the fields of `Family`.
 from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
 from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families.huginn import HUGINN
 from toolkit.looped.checkpoints.families.recurrent import RECURRENT
 from toolkit.looped.checkpoints.rules import from_zero
 
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = (
         "glm4_moe": Family("glm4_moe", router="glm4_moe", reads=_GLM, layers="alike"),
         "glm4_moe_lite": Family("deepseek_v3", word="mla", router="glm4_moe", defaults=_LITE),
         "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss", fixed=_OSS_FIXED),
+        "huginn_raven": HUGINN,
         "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
         "llama": Family("softmax", reads=LLAMA, layers="alike"),
         "mistral": Family("softmax", reads=ACT, layers="window"),
