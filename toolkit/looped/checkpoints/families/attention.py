@@ -103,7 +103,8 @@ ATTENTION: dict[str, Family] = {
     ),
     "gemma": Family(
         "softmax", from_zero, layers="alike", fixed=_ONE_WAY, defaults={"head_dim": 256} | _TANH,
-        reads=ACT | {
+        reads={
+            "hidden_act": scalars.GEMMA_ACTIVATION,
             "attention_bias": scalars.ATTENTION_BIAS, "hidden_size": scalars.EMBEDDING_ROOT,
         },
     ),

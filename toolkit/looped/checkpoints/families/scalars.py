@@ -66,6 +66,10 @@ def _depth(settings: Mapping[str, Any]) -> float:
 
 EPSILON = _same("norm_epsilon")
 ACTIVATION = Setting(("fed.activation",), str, _activation, _their_activation)
+# Gemma's first files say "gelu" and mean its tanh form.
+GEMMA_ACTIVATION = ACTIVATION._replace(
+    read=lambda value, _: "gelu_tanh" if value == "gelu" else _activation(value, _)
+)
 QKV_BIAS = _same("softmax.projection_biases", kind=bool)
 OUTPUT_BIAS = _same("softmax.output_bias", kind=bool)
 ATTENTION_BIAS = _same("softmax.projection_biases", "softmax.output_bias", kind=bool)
