@@ -196,7 +196,11 @@ PUBLISHED = {
 def test_presets(name):
     config = PRESETS[name]
     # One layer of each kind: the arrays of dozens take long to name, and they are alike.
-    short = dataclasses.replace(config, pattern=" ".join(dict.fromkeys(config.layers)))
+    kinds = dict.fromkeys(zip(config.layers, config.feed_forward_words, strict=True))
+    words = (" ".join(each) for each in zip(*kinds, strict=True))
+    short = dataclasses.replace(
+        config, **dict(zip(("pattern", "feed_forwards"), words, strict=True))
+    )
     model = nnx.eval_shape(lambda: LoopedLM(short, rngs=nnx.Rngs(0)))
     arrays = jax.tree.leaves(nnx.state(model, nnx.Param))
     assert sum(array.size for array in arrays) == parameter_count(short)
@@ -205,4 +209,4 @@ def test_presets(name):
         assert parameters / 1e9 == pytest.approx(PUBLISHED[name], abs=0.005)
     if name.endswith("tiny"):
         assert parameters < 1.5e6
-    assert config.loops == 4
+    assert config.loops == (1 if "moe" in config.feed_forward_words else 4)

@@ -99,7 +99,7 @@ def test_styles_fill_every_parameter_once(style):
             query_key_norm=style.startswith(PER_HEAD),
             biases=style == "lfm2",
             output_gate=style in ("qwen3_next", "qwen3_5"),
-            projection_biases=style in ("qwen2", "glm4_moe", "gpt_oss", *FLEXIBLE),
+            projection_biases=style in ("qwen2", "glm4_moe", "gpt_oss", "huginn", *FLEXIBLE),
             output_bias=style in ("gpt_oss", *FLEXIBLE),
             query_latent_size=6 if style in ("deepseek_v3", "minicpm3") else None,
         )

@@ -156,7 +156,8 @@ def test_transformers_reads_what_was_written(style, tmp_path):
 
 def test_every_family_has_a_class_in_transformers():
     with_images = {style for style in FAMILIES if f"{style}_text" in FAMILIES}
-    assert set(FAMILIES) - with_images == set(ARCHITECTURES)
+    read_only = {"huginn_raven"}
+    assert set(FAMILIES) - with_images - read_only == set(ARCHITECTURES)
     for style, name in ARCHITECTURES.items():
         assert style == "ouro" or hasattr(transformers, f"{name}ForCausalLM"), style
 
