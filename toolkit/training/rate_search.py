@@ -45,7 +45,7 @@ class RateSearch(FitResult):
 
     Example:
         >>> import optax
-        >>> state, options = TrainState.create(jnp.float32(1), optax.sgd(1.0)), FitOptions(100)
+        >>> state, options = TrainState.create(jnp.float32(1), optax.sgd(1.0)), FitOptions(300)
         >>> found = search_rate(lambda w, batch: (w - 3) ** 2, optax.sgd(1.0), state, None, options,
         ...                     sample=lambda data, step: None)
         >>> found.state.step == found.result.ledger.kept_steps

@@ -357,7 +357,8 @@ def test_layers_where_the_file_does_not_list_them():
 @pytest.mark.parametrize(
     ("settings", "change", "words"),
     [
-        ({"model_type": "gpt2"}, {}, ["style must be one of", "'ouro'", "'gpt2'"]),
+        ({"model_type": "gpt3"}, {}, ["style must be one of", "'ouro'", "'gpt3'"]),
+        ({"model_type": "gpt2"}, {}, ["'gpt2' are not read: its positions are a learned table"]),
         ({"hidden_size": None}, {}, ["config.json does not say 'hidden_size'"]),
         ({"hidden_act": "gelu"}, {}, ["hidden_act 'gelu'", "'silu'"]),
         ({"rope_scaling": {"rope_type": "spiral"}}, {}, ["rope_type 'spiral'", "llama3"]),

@@ -353,5 +353,6 @@ def test_older_names_of_settings_say_the_same(name, settings, tmp_path):
 
 def test_every_spelled_family_is_tried():
     spelled = {name for name, family in FAMILIES.items() if family.spelling is not None}
+    spelled -= {"huginn_raven"}  # which transformers lacks; test_huginn.py holds it
     assert spelled == {name.split()[0] for name in MODELS}
     assert spelled == {name.split()[0] for name in SWITCHES}

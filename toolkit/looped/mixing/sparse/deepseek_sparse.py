@@ -135,6 +135,7 @@ class DSALayer(AttentionLayer):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         heads, self.head_size = config.heads, options.shared_key_size
         value_size = options.shared_value_size
+        self.longest = None  # there are no positions
         self.query = linear(width, heads * self.head_size, dtype, rngs, std=std)
         self.key = linear(width, self.head_size, dtype, rngs, std=std)
         self.output = linear(heads * value_size, width, dtype, rngs, std=std)
