@@ -31,7 +31,7 @@ def row(request):
 
 # What follows from the engine that mixers share is tested by day on one mixer of each family.
 BY_FAMILY = (
-    "one_token", "bfloat16", "packed", "a_state_remembers", "vmap", "shard_map",
+    "one_token", "the_future", "bfloat16", "packed", "a_state_remembers", "vmap", "shard_map",
 )  # fmt: skip
 CASES = [
     pytest.param(
