@@ -37,6 +37,7 @@ def library_source() -> list[tuple[str, bytes]]:
 
 
 def read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
+    """The texts below a folder, each with its name, and the files passed over, each with why."""
     if not os.access(root, os.R_OK | os.X_OK):  # os.walk would ignore it silently
         raise CorpusError(f"cannot read folder {str(root)!r}: Permission denied")
     sources, skipped, size = [], [], 0

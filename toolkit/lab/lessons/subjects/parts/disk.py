@@ -70,6 +70,7 @@ class Disk:
 
 
 def judge_save(save: Callable[..., Any]) -> tuple[str, Draw]:
+    """Judge a way to save: cut the power after each of its writes, and look at what is left."""
     found: list[str] = []
     for cut_after in range(40):
         disk = Disk(cut_after)
