@@ -1,1 +1,1 @@
-"""The parts of every instrument: panel, plot, view, controls, job."""
+"""The parts of every instrument: panel, plot, view, controls, job, scene and its player."""

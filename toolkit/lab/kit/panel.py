@@ -123,7 +123,7 @@ class Panel(widgets.VBox):
             layout=widgets.Layout(display="flex", flex_flow="row wrap", max_width=width),
         )
         heading = widgets.HTML(f"<h3 style='margin:4px 0'>{html.escape(self.title)}</h3>")
-        shown = heading, grid, self._image, self._caption, self._error
+        shown = heading, grid, *self.widgets_above(), self._image, self._caption, self._error
         super().__init__([*shown, *self.extra_widgets(), self._show_numbers, self._table])
         self.add_class("toolkit-panel")
         self._is_built = True
@@ -146,6 +146,10 @@ class Panel(widgets.VBox):
     def plots(self, figure: Figure) -> list[Plot]:
         """Make axes and artists once; plots are drawn in this order, the first one lowest."""
         raise NotImplementedError
+
+    def widgets_above(self) -> list[widgets.Widget]:
+        """Widgets between the controls and the picture."""
+        return []
 
     def extra_widgets(self) -> list[widgets.Widget]:
         """Widgets between the caption and the table."""

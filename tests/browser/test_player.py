@@ -1,0 +1,143 @@
+"""The player of scenes on a page without a kernel, in a real Chromium."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_browser import SCREENSHOTS, find_chromium
+from test_browser import pytestmark as of_the_browser
+
+pytest.importorskip("anywidget")
+
+from toolkit.lab.kit.player import STYLE
+from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
+
+pytestmark = of_the_browser
+SOURCE = Path(__file__).resolve().parents[2] / "toolkit/lab/kit/player.js"
+
+SHOW = """async ([source, style, values]) => {
+    document.body.innerHTML = `<style>${style}</style><div id="here" style="width:900px"></div>`;
+    const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+    const { default: player } = await import(url);
+    window.sent = [];
+    window.values = values;
+    const began = performance.now();
+    player.render({ el: document.getElementById("here"), model: {
+        get: (name) => values[name], set: (name, value) => { values[name] = value; },
+        save_changes() {}, on() {}, send: (message) => window.sent.push(message),
+    } });
+    return performance.now() - began;
+}"""
+FRAMES = """async () => {
+    const canvas = document.querySelector("canvas"), all = [];
+    document.querySelector(".scene-play").click();
+    await new Promise((done) => {
+        const count = (now) => {
+            all.push(now);
+            if (all.length < 90) requestAnimationFrame(count); else done();
+        };
+        requestAnimationFrame(count);
+    });
+    document.querySelector(".scene-play").click();
+    return all;
+}"""
+TWO = Scene(
+    end=4.0, words="Two devices.", unit="units",
+    nodes=(Node("0", 0.2, 0.5), Node("1", 0.8, 0.5)), edges=((0, 1),),
+    messages=(Message(0, 1, 1, 2, "F0"), Message(1, 0, 3, 4, "B0", 1)),
+    lanes=("device 0", "device 1"), kinds=(Kind("forward", "#a8cfe8"), Kind("backward", "#2f7fb8")),
+    bars=(Bar(0, 0, 1, "F0"), Bar(0, 1, 2, "F1"), Bar(1, 2, 3, "B0", 1)),
+)  # fmt: skip
+DEVICES, EACH = 64, 200
+
+
+def large() -> Scene:
+    """64 devices on a torus that send 200 messages each."""
+    nodes = tuple(Node(str(n), n % 8 / 7, n // 8 / 7) for n in range(DEVICES))
+    edges = [(n, n // 8 * 8 + (n + 1) % 8) for n in range(DEVICES)]
+    edges += [(n, (n + 8) % DEVICES) for n in range(DEVICES)]
+    messages = [
+        Message(n, edges[n + DEVICES * (k % 2)][1], k, k + 1.5)
+        for k in range(EACH)
+        for n in range(DEVICES)
+    ]
+    bars = [Bar(n, k, k + 0.8, str(k), k % 2) for k in range(EACH) for n in range(DEVICES)]
+    return Scene(
+        EACH + 1.0, "A torus.", "steps", nodes, tuple(edges), 0.45, tuple(messages),
+        tuple(map(str, range(DEVICES))), tuple(bars), TWO.kinds,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    arguments = ["--no-sandbox", "--disable-gpu", "--no-first-run"]
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=find_chromium(), args=arguments)
+
+
+def shown(page: Any, scene: Scene, **values: Any) -> float:
+    given = {"scene": scene.as_json(), "time": 0.0, "selected": -1, "movable": False} | values
+    return page.evaluate(SHOW, [SOURCE.read_text(), STYLE, given])
+
+
+def test_a_scene_is_played_moved_and_read_by_keyboard(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 960, "height": 500})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    shown(page, TWO, movable=True)
+    canvas = page.locator("canvas")
+    canvas.focus()
+    for key, wanted in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 4)):
+        canvas.press(key)
+        assert page.evaluate("values.time") == wanted, key
+    canvas.press("Home")
+    canvas.press("Shift+ArrowRight")
+    canvas.press("Shift+ArrowRight")
+    assert page.locator(".scene-words").inner_text() == "F1: 1 to 2 units on device 0"
+    canvas.press("Alt+ArrowLeft")
+    assert page.evaluate("sent") == [{"bar": 1, "place": 0}]
+    canvas.press("Shift+ArrowDown")
+    assert page.evaluate("values.selected") == 2
+    # The first task is dragged behind the second.
+    box = canvas.bounding_box()
+    wide = (900 - 84 - 14) / 4
+    y = box["y"] + box["height"] - 22 - 26 - 13
+    page.mouse.move(box["x"] + 84 + wide / 2, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 84 + 1.8 * wide, y, steps=5)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / "player-dragged.png")
+    page.mouse.up()
+    assert page.evaluate("sent[1]") == {"bar": 0, "place": 1}
+    assert not errors
+
+
+def test_the_largest_scene_is_quick(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 960, "height": 1000})
+    assert shown(page, large()) < 1000  # milliseconds to the first frame
+    frames = page.evaluate(FRAMES)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / "player-large.png")
+    gaps = sorted(after - at for at, after in itertools.pairwise(frames))
+    assert gaps[len(gaps) // 2] < 1000 / 55, gaps
+
+
+def test_without_motion_it_goes_from_event_to_event(browser: Any) -> None:
+    page = browser.new_page(reduced_motion="reduce")
+    shown(page, TWO)
+    page.locator(".scene-play").click()
+    seen = set()
+    for _ in range(30):
+        seen.add(page.locator("input").input_value())
+        page.wait_for_timeout(60)
+    assert seen <= {"0", "1", "2", "3", "4"}
+    assert len(seen) > 1
+    page.locator(".scene-play").click()
+
+
+def test_it_is_small() -> None:
+    assert len(SOURCE.read_bytes()) < 60_000
+    assert "http" not in SOURCE.read_text()
