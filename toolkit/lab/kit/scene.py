@@ -181,7 +181,8 @@ def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
     axes.spines[:].set_visible(False)
     axes.grid(False)
     places = np.array([node[1:] for node in scene.nodes], float)
-    axes.add_collection(LineCollection(places[list(scene.edges)], colors=FAINT, linewidths=1.2))
+    edges = [places[list(edge)] for edge in scene.edges]
+    axes.add_collection(LineCollection(edges, colors=FAINT, linewidths=1.2))
     is_small = len(scene.nodes) > 24
     face = np.ones((len(places), 3))
     for bar in scene.bars if len(scene.lanes) == len(scene.nodes) else ():
