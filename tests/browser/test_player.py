@@ -136,8 +136,3 @@ def test_without_motion_it_goes_from_event_to_event(browser: Any) -> None:
     assert seen <= {"0", "1", "2", "3", "4"}
     assert len(seen) > 1
     page.locator(".scene-play").click()
-
-
-def test_it_is_small() -> None:
-    assert len(SOURCE.read_bytes()) < 60_000
-    assert "http" not in SOURCE.read_text()
