@@ -64,7 +64,7 @@ def plan(
     grade_plans: Path | None = None,
     minutes: float = 0.0,
     topology: str | None = None,
-    collectives: Literal["ring", "optimum"] = "optimum",
+    collectives: Literal["ring", "tree", "optimum"] = "optimum",
     imbalance: float = 1.0,
     capacity: float = 1.25,
     decode: int | None = None,
@@ -92,7 +92,7 @@ def plan(
         minutes: first extend that record for so long.
         topology: the network of the chips, as `toolkit plan-collective` takes it: rates follow from
             its links.
-        collectives: what runs on that network.
+        collectives: what runs on that network; trees for all-reduces, rings for the rest.
         imbalance: load of the chip whose experts are chosen most, over the mean.
         capacity: most tokens per expert of a mixture, relative to an even load.
         decode: instead plan the decoding of `batch` rows with so many tokens in their cache, of a

@@ -38,6 +38,6 @@ def plan_collective(
     report = collectives.plan_report(network, op, wanted, root=root, trees_per_root=trees)
     print(report)
     if msccl is not None:
-        forest = collectives.forest(network, op, root, trees)
+        forest = collectives.best_forest(network, op, wanted, root, trees)
         msccl.write_text(collectives.to_msccl(collectives.to_program(forest)), encoding="utf-8")
         print(f"\nMSCCL XML: {msccl}")

@@ -1,12 +1,20 @@
 """Rates of a mesh's axes follow from a network's links, and planning takes them."""
 
 import math
+from fractions import Fraction
 
 import pytest
 
 from toolkit.planning import Strategy, cluster, place_axes, plan, predict
-from toolkit.planning.networks import axis_rate
-from toolkit.schedules.collectives import hypercube, named_topology, ring, torus
+from toolkit.planning.networks import axis_rate, tree_steps
+from toolkit.schedules.collectives import (
+    double_binary_trees,
+    hypercube,
+    named_topology,
+    ring,
+    star,
+    torus,
+)
 
 GIGA = 1e9
 
@@ -36,6 +44,63 @@ def test_groups_that_share_links_share_their_rates():
     assert axis_rate(torus(4, 4), 1, 1, "ring") == math.inf
     with pytest.raises(ValueError, match="do not hold groups of 3"):
         axis_rate(torus(4, 4), 1, 3, "ring")
+
+
+def test_trees_of_an_all_reduce_take_few_steps_and_nearly_the_rate():
+    # Inside one of a pair and a leaf of the other, a rank sends half the array up and half to each
+    # of two children, then half up: 2 M, where a bandwidth-optimal all-reduce sends 2 (N-1)/N M.
+    for ranks in (4, 8, 64):
+        rate = axis_rate(star(ranks), 1, ranks, "tree")
+        assert rate == pytest.approx(float(Fraction(ranks - 1, ranks)) * GIGA)
+        assert axis_rate(star(ranks), 1, ranks, "ring") == GIGA
+        assert tree_steps(star(ranks), 1, ranks) == math.log2(ranks)
+    # What planning takes is what the forest of double binary trees does.
+    for name in ("h100:2x8", "dgx1", "torus:4x4"):
+        network = named_topology(name)
+        trees, share = double_binary_trees(network), 2 * (network.compute - 1) / network.compute
+        rate = axis_rate(network, 1, network.compute, "tree")
+        assert rate == pytest.approx(share * float(trees.rate) * GIGA)
+        assert 2 * tree_steps(network, 1, network.compute) == trees.height
+
+
+def test_a_plan_runs_trees_for_its_all_reduces_only():
+    network = named_topology("h100:16x8")
+    trees = cluster("h100:128", topology=network, collectives="tree")
+    rings = cluster("h100:128", topology=network, collectives="ring")
+    assert trees.link(1, 128, "all-gather").seconds == rings.link(1, 128).seconds == network.seconds
+    reduced, around = trees.link(1, 128, "all-reduce"), rings.link(1, 128, "all-reduce")
+    assert reduced.seconds * 127 == pytest.approx(network.seconds * tree_steps(network, 1, 128))
+    assert reduced.seconds < around.seconds / 8
+    assert reduced.bytes_per_second > around.bytes_per_second  # eight cards, not one
+    model = "llama-3.2-1b"
+    plain = Strategy(data=128)
+    fast, slow = (predict(model, each, plain, batch=128).step_seconds for each in (trees, rings))
+    assert fast < slow
+
+
+@pytest.mark.parametrize(
+    ("chips", "complaint"),
+    [
+        ("v5e:3x7", "no v5e slice 3x7; the nearest is v5e:4x8"),
+        ("v4:3x4x4", "the nearest is v4:4x4x4"),
+        ("v6e:1x8", "no v6e slice 1x8"),
+        ("v5e:16x32", "256 chips"),
+        ("a100:3x7", "as a100:3x8"),
+    ],
+)
+def test_a_shape_that_nobody_offers_is_refused_with_the_nearest(chips, complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
+        cluster(chips)
+    assert "\n" not in str(caught.value)
+
+
+def test_shapes_on_offer_pass_in_any_order():
+    for chips, count in (("v5e:8x4", 32), ("v5p:2x2x1", 4), ("v4:8x4x12", 384), ("h100:2x8", 16)):
+        assert cluster(chips).chips == count
+    assert cluster("v5e:21").chips == 21  # a number of chips has no shape
+    assert named_topology("v5e:8").links == named_topology("v5e:2x4").links
+    with pytest.raises(ValueError, match=r"no v5e slice of 21 chips; the nearest is v5e:4x4"):
+        named_topology("v5e:21")
 
 
 def test_the_heavy_axis_lies_on_the_fast_links():

@@ -14,9 +14,10 @@ from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
 from toolkit.measure.chips import PEAKS
 from toolkit.measure.here import measured_peak
-from toolkit.planning.networks import Collectives, axis_rate
+from toolkit.planning.networks import Collectives, axis_rate, tree_steps
 from toolkit.planning.strategy import MOST_CHIPS
 from toolkit.schedules.collectives import Topology
+from toolkit.schedules.collectives.fabrics.machines import slice_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Cluster:
         chips: number of chips.
         is_measured: whether its figures were measured here instead of published.
         topology: its links, if the rates of groups are to follow from them.
-        collectives: what runs on these links: "ring", or the "optimum" of trees.
+        collectives: what runs on these links: "ring"; "tree" for all-reduces, with rings for the
+            rest; or the "optimum" of trees.
 
     Example:
         >>> cluster("h100:64").chips, cluster("v5e:4x4").chip.name
@@ -43,25 +45,29 @@ class Cluster:
     topology: Topology | None = None
     collectives: Collectives = "optimum"
 
-    def link(self, inner: int, degree: int) -> Link:
+    def link(self, inner: int, degree: int, kind: str = "") -> Link:
         """The link over which a group of `degree` chips, `inner` chips apart, communicates.
 
         A group that extends beyond one domain uses the next link, which its chips in one domain
-        share.
+        share. Of a network that runs trees, an "all-reduce" uses others than the rest.
         """
-        if (inner, degree) not in self._links:  # a search asks a hundred thousand times
-            self._links[inner, degree] = self._link(inner, degree)
-        return self._links[inner, degree]
+        key = inner, degree, kind == "all-reduce" and self.collectives == "tree"
+        if key not in self._links:  # a search asks a hundred thousand times
+            self._links[key] = self._link(*key)
+        return self._links[key]
 
     @functools.cached_property
-    def _links(self) -> dict[tuple[int, int], Link]:
+    def _links(self) -> dict[tuple[int, int, bool], Link]:
         return {}
 
-    def _link(self, inner: int, degree: int) -> Link:
+    def _link(self, inner: int, degree: int, is_tree: bool) -> Link:
         if self.topology is not None:
-            rate = axis_rate(self.topology, inner, degree, self.collectives)
-            name = f"{self.collectives} on {self.topology.name}"
-            return Link(name, rate, degree, self.topology.seconds, "modelled from its links")
+            runs = "ring" if self.collectives == "tree" and not is_tree else self.collectives
+            rate, delay = axis_rate(self.topology, inner, degree, runs), self.topology.seconds
+            if is_tree:  # a step counts a delay per other chip, which is a ring's
+                delay *= tree_steps(self.topology, inner, degree) / (degree - 1)
+            name = f"{runs} on {self.topology.name}"
+            return Link(name, rate, degree, delay, "modelled from its links")
         for position, link in enumerate(self.chip.links):
             if inner * degree <= link.chips or position == len(self.chip.links) - 1:
                 break
@@ -87,12 +93,13 @@ def cluster(
     """A cluster by name: kind, colon, count or shape.
 
     Args:
-        chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4"; a `Cluster` is returned as
-            it is.
+        chips: such as "h100:64", "h100:8x8" (boxes x GPUs) or, for TPUs, also the shape of a slice
+            that is offered, such as "v5e:4x4"; a `Cluster` is returned as it is.
         topology: its links, from `toolkit.schedules.collectives.named_topology`. The rates of
             groups then follow from links and ranks; otherwise every group has the rate of the
             chip's nearest kind of link that is large enough, whatever the shape.
-        collectives: what runs on the topology: "ring", in the order of ranks, or the "optimum".
+        collectives: what runs on the topology: "ring", in the order of ranks; "tree" for
+            all-reduces; or the "optimum".
 
     Returns:
         A `Cluster`, with the figures of `toolkit.measure.published_peak`.
@@ -131,6 +138,15 @@ def cluster(
     count = math.prod(map(int, shape.split("x")))
     if not 1 <= count <= MOST_CHIPS:
         raise ValueError(f"chips {chips!r}: want 1 to {MOST_CHIPS:,} chips; got {count:,}")
+    sizes = tuple(map(int, shape.split("x")))
+    if len(sizes) > 1 and peak.name.startswith("TPU"):
+        slice_shape(kind.removeprefix("tpu "), sizes)
+    elif len(sizes) > 1 and (len(sizes) > 2 or sizes[1] != peak.links[-2].chips):
+        most = peak.links[-2].chips
+        raise ValueError(
+            f"chips {chips!r}: want boxes of {most}, as {kind}:{sizes[0]}x{most}, or a number of "
+            "chips; other boxes are a `topology`"
+        )
     return Cluster(chips, peak, count)
 
 

@@ -10,9 +10,10 @@ from typing import Literal
 
 from toolkit._checks import checked
 from toolkit.schedules.collectives import Topology, optimum
-from toolkit.schedules.collectives.rings import Wires
+from toolkit.schedules.collectives.baselines import binary_pairs
+from toolkit.schedules.collectives.rings import Wires, box_size
 
-Collectives = Literal["ring", "optimum"]
+Collectives = Literal["ring", "tree", "optimum"]
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,34 @@ class AxisPlacement:
 
 
 def axis_rate(topology: Topology, inner: int, degree: int, collectives: Collectives) -> float:
-    """Bytes/s that a chip sends while all groups along an axis gather at the same time.
+    """Bytes/s that a chip sends while all groups along an axis communicate at the same time.
 
     A group is `degree` ranks that are `inner` apart. "ring": two rings, one each way, in the order
-    of ranks, along shortest paths; their loads add up. "optimum": the best trees on the links
-    between members of a group and to switches, with an equal share of links between switches;
-    where these do not connect the members, the rings.
+    of ranks, along shortest paths; their loads add up. "tree": an all-reduce along double binary
+    trees, likewise. "optimum": the best trees on the links between members of a group and to
+    switches, with an equal share of links between switches; where these do not connect the members,
+    the rings.
     """
     if degree == 1:
         return math.inf
-    if topology.compute % (inner * degree):
-        raise ValueError(
-            f"topology {topology.name!r}: {topology.compute} ranks do not hold groups of {degree} "
-            f"that are {inner} apart"
-        )
-    groups = [
-        tuple(start + inner * place for place in range(degree))
-        for block in range(0, topology.compute, inner * degree)
-        for start in range(block, block + inner)
+    groups = _groups(topology, inner, degree)
+    if collectives == "tree":
+        sent = [  # each way an edge carries the tree's share
+            (a, b, Fraction(1, 2 * each))
+            for group in groups
+            for each in [box_size(topology, group)]
+            for _, edges in binary_pairs(group, each)
+            for parent, child, _ in edges
+            for a, b in ((parent, child), (child, parent))
+        ]
+        return float(Fraction(2 * (degree - 1), degree) / _busiest(topology, sent)) * 1e9
+    sent = [  # each way a ring carries half of what a chip sends
+        (a, b, Fraction(1, 2))
+        for group in groups
+        for pair in zip(group, (*group[1:], group[0]), strict=True)
+        for a, b in (pair, pair[::-1])
     ]
-    rate = _of_rings(topology, groups)
+    rate = 1 / _busiest(topology, sent)
     if collectives == "optimum":
         best = [_of_trees(topology, group, len(groups)) for group in groups]
         if all(best):
@@ -64,17 +73,33 @@ def axis_rate(topology: Topology, inner: int, degree: int, collectives: Collecti
     return float(rate) * 1e9
 
 
-def _of_rings(topology: Topology, groups: list[tuple[int, ...]]) -> Fraction:
-    wires, uses = Wires(topology), dict.fromkeys(topology.links, 0)
-    for group in groups:
-        for a, b in zip(group, (*group[1:], group[0]), strict=True):
-            for source, target in ((a, b), (b, a)):
-                near = wires.from_rank(source).get(target)
-                path = near or wires.from_rank(source, True)[target]
-                for link in itertools.pairwise(path):
-                    uses[link] += 1
-    # Each way a ring carries half of what a chip sends.
-    return min(2 * topology.links[link] / count for link, count in uses.items() if count)
+def tree_steps(topology: Topology, inner: int, degree: int) -> int:
+    """Messages one after the other in one phase of a group's double binary trees."""
+    group = _groups(topology, inner, degree)[0]
+    pairs = binary_pairs(group, box_size(topology, group))
+    return 1 + max(step for _, edges in pairs for *_, step in edges)
+
+
+def _groups(topology: Topology, inner: int, degree: int) -> list[tuple[int, ...]]:
+    if topology.compute % (inner * degree):
+        raise ValueError(
+            f"topology {topology.name!r}: {topology.compute} ranks do not hold groups of {degree} "
+            f"that are {inner} apart"
+        )
+    return [
+        tuple(start + inner * place for place in range(degree))
+        for block in range(0, topology.compute, inner * degree)
+        for start in range(block, block + inner)
+    ]
+
+
+def _busiest(topology: Topology, sent: list[tuple[int, int, Fraction]]) -> Fraction:
+    """The time of the link that is busy longest, of messages (from, to, size) on their paths."""
+    wires, loads = Wires(topology), dict.fromkeys(topology.links, Fraction(0))
+    for a, b, size in sent:
+        for link in itertools.pairwise(wires.path(a, b)):
+            loads[link] += size
+    return max(load / topology.links[link] for link, load in loads.items())
 
 
 def _of_trees(topology: Topology, group: tuple[int, ...], groups: int) -> Fraction:
@@ -115,7 +140,7 @@ def place_axes(
         topology: the network; the product of sizes is its number of ranks.
         sizes: chips along each axis.
         sent: bytes that a chip sends along each axis.
-        collectives: "ring", or the "optimum" of `toolkit.schedules.collectives`.
+        collectives: "ring", "tree" or the "optimum" of `toolkit.schedules.collectives`.
 
     Example:
         >>> from toolkit.schedules.collectives import named_topology

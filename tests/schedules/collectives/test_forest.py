@@ -175,7 +175,7 @@ def test_translated_trees_are_as_low_as_the_network_is_wide():
 
 
 def test_too_many_nodes_without_translations_are_refused():
-    with pytest.raises(ValueError, match="at most 128 compute nodes"):
+    with pytest.raises(ValueError, match="more than 128 compute nodes need translations"):
         forest(named_topology("h100:32x8"))
 
 

@@ -47,18 +47,11 @@ def all_gather(
         7
     """
     ranks = _ranks(program, "all-gather", axis_name)
-    per_rank = len(program.owners) // ranks
-    chunks = _chunks(x, per_rank)
-    buffer = jnp.zeros((len(program.owners), chunks.shape[1]), x.dtype)
-    start = lax.axis_index(axis_name) * per_rank
-    buffer = lax.dynamic_update_slice_in_dim(_like(buffer, chunks), chunks, start, 0)
-    gathered = _run(program, buffer, axis_name).reshape(ranks, -1)[:, : x.size]
+    is_own = jnp.arange(ranks) == lax.axis_index(axis_name)
+    parts = jnp.where(is_own.reshape(ranks, *(1,) * x.ndim), x, jnp.zeros_like(x))
     axis %= x.ndim + (not tiled)
-    gathered = jnp.moveaxis(gathered.reshape(ranks, *x.shape), 0, axis)
-    if tiled:
-        shape = (*x.shape[:axis], ranks * x.shape[axis], *x.shape[axis + 1 :])
-        return gathered.reshape(shape)
-    return gathered
+    gathered = jnp.moveaxis(_by_rank(program, parts, axis_name), 0, axis)
+    return lax.collapse(gathered, axis, axis + 2) if tiled else gathered
 
 
 @checked
@@ -97,12 +90,7 @@ def reduce_scatter(
         raise ValueError(f"scatter_dimension: want {wanted} {ranks} entries; got {size}")
     first = jnp.moveaxis(x, scatter_dimension, 0)
     parts = first.reshape(ranks, size // ranks, *first.shape[1:])
-    per_rank = len(program.owners) // ranks
-    chunks = jax.vmap(lambda part: _chunks(part, per_rank))(parts)
-    buffer = _run(program, chunks.reshape(len(program.owners), -1), axis_name)
-    start = lax.axis_index(axis_name) * per_rank
-    own = lax.dynamic_slice_in_dim(buffer, start, per_rank, 0).reshape(-1)
-    part = own[: parts[0].size].reshape(parts.shape[1:])
+    part = _by_rank(program, parts, axis_name)[lax.axis_index(axis_name)]
     return jnp.moveaxis(part, 0, scatter_dimension) if tiled else part[0]
 
 
@@ -192,6 +180,13 @@ def _ranks(program: Program, collective: str, axis_name: AxisName) -> int:
     return devices
 
 
+def _by_rank(program, parts, axis_name):
+    """Run a program on parts [ranks, ...], each in the chunks of its rank."""
+    chunks = jax.vmap(lambda part: _chunks(part, len(program.owners) // program.ranks))(parts)
+    buffer = _run(program, chunks.reshape(len(program.owners), -1), axis_name)
+    return buffer.reshape(program.ranks, -1)[:, : parts[0].size].reshape(parts.shape)
+
+
 def _whole(x, axis_name, program, collective):
     _ranks(program, collective, axis_name)
     buffer = _run(program, _chunks(x, len(program.owners)), axis_name)
@@ -204,11 +199,6 @@ def _chunks(x: Any, count: int) -> Any:
         raise ValueError("x must hold numbers, for sums; got bool")
     each = -(-x.size // count)
     return jnp.pad(x.reshape(-1), (0, each * count - x.size)).reshape(count, each)
-
-
-def _like(buffer: Any, x: Any) -> Any:
-    """Zeros that vary over the mesh as `x` does."""
-    return buffer + 0 * x[:1]
 
 
 def _run(program: Program, buffer: Any, axis_name: AxisName) -> Any:

@@ -158,7 +158,7 @@ def _communication(transfers: list[Transfer], cluster: Cluster, constants: Const
         0.0,
     )  # fmt: skip
     for each in transfers:
-        link = cluster.link(each.inner, each.degree)
+        link = cluster.link(each.inner, each.degree, each.kind)
         busiest = constants.imbalance if each.kind == "ragged-all-to-all" else 1.0
         one = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
         waits = f"{each.part} " if each.part in ("tensor", "expert") else ""

@@ -37,7 +37,8 @@ What the field runs (`baselines.py`, `rings.py`), and times (`times.py`):
 * `nccl_choice`: such rings or double binary trees, whichever is faster at a size
 * `pipelined`: the modelled time of a forest, with the best number of chunks
 * `Pipelining`: the result
-* `plan_report`: throughput, cut, trees and times by size, in words (`report.py`)
+* `best_forest`: a forest, or the joint one where that is faster at a size (`report.py`)
+* `plan_report`: throughput, cut, trees and times by size, in words
 
 Execution with symbols (`program.py`):
 
@@ -92,7 +93,7 @@ from toolkit.schedules.collectives.program import (
     program_faults,
     to_program,
 )
-from toolkit.schedules.collectives.report import plan_report
+from toolkit.schedules.collectives.report import best_forest, plan_report
 from toolkit.schedules.collectives.rings import disjoint_rings
 from toolkit.schedules.collectives.times import Pipelining, pipelined
 from toolkit.schedules.collectives.trees import Edge, Forest, Tree
@@ -108,6 +109,7 @@ __all__ = [
     "Program",
     "Topology",
     "Tree",
+    "best_forest",
     "breadth_first",
     "circulant",
     "complete",

@@ -170,34 +170,39 @@ def double_binary_trees(topology: Topology) -> Forest:
         6
     """
     wires, each = Wires(topology), box_size(topology)
-    boxes = topology.compute // each
-    first = _binary(0, boxes)
-    mirrored = {boxes - 1 - a: (boxes - 1 - b) for a, b in first.items()}
-    shifted = {(a + 1) % boxes: (b + 1) % boxes for a, b in first.items()}
-    second = mirrored if boxes % 2 == 0 else shifted
-
-    def tree(parents: dict[int, int], lead: int, phase: str) -> Tree:
-        root = next(box for box in range(boxes) if box not in parents)
-        depth, edges = {root: 0}, []
-        while len(depth) < boxes:
-            for box, parent in parents.items():
-                if box not in depth and parent in depth:
-                    depth[box] = depth[parent] + 1
-                    ends = parent * each + lead, box * each + lead
-                    edges.append(wires.edge(*ends, depth[parent], phase))
-        for box, step in depth.items():
-            chain = [box * each + (lead + place) % each for place in range(each)]
-            pairs = enumerate(itertools.pairwise(chain), step)
-            edges += [wires.edge(a, b, at, phase) for at, (a, b) in pairs]
-        return Tree(root * each + lead, Fraction(1, 2 * each), tuple(edges))
-
+    pairs = binary_pairs(range(topology.compute), each)
     parts: dict[str, Any] = {
         phase: tuple(
-            tree(parents, lead, phase) for parents in (first, second) for lead in range(each)
+            Tree(root, Fraction(1, 2 * each), tuple(wires.edge(*edge, phase) for edge in edges))
+            for root, edges in pairs
         )
         for phase in ("reduce", "gather")
     }
     return Forest("double binary trees", "all-reduce", topology, **parts)
+
+
+def binary_pairs(ranks: Sequence[int], each: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
+    """Trees over boxes of `each` ranks, two per rank of a box: root, (parent, child, step)s."""
+    boxes, found = len(ranks) // each, []
+    first = _binary(0, boxes)
+    mirrored = {boxes - 1 - a: (boxes - 1 - b) for a, b in first.items()}
+    shifted = {(a + 1) % boxes: (b + 1) % boxes for a, b in first.items()}
+    for parents in (first, mirrored if boxes % 2 == 0 else shifted):
+        root = next(box for box in range(boxes) if box not in parents)
+        depth, among = {root: 0}, []
+        while len(depth) < boxes:
+            for box, parent in parents.items():
+                if box not in depth and parent in depth:
+                    depth[box] = depth[parent] + 1
+                    among.append((parent * each, box * each, depth[parent]))
+        for lead in range(each):
+            edges = [(ranks[a + lead], ranks[b + lead], step) for a, b, step in among]
+            for box, step in depth.items():
+                chain = [ranks[box * each + (lead + place) % each] for place in range(each)]
+                pairs = enumerate(itertools.pairwise(chain), step)
+                edges += [(a, b, at) for at, (a, b) in pairs]
+            found.append((ranks[root * each + lead], edges))
+    return found
 
 
 def _binary(first: int, count: int) -> dict[int, int]:

@@ -136,8 +136,8 @@ def pack(
     """`units[v]` trees from every compute node v within whole capacities of the links."""
     if topology.compute > MOST_PACKED:
         raise ValueError(
-            f"topology {topology.name!r}: packing trees takes at most {MOST_PACKED} compute nodes "
-            f"without translations; got {topology.compute} (`optimum` has no such limit)"
+            f"topology {topology.name!r}: more than {MOST_PACKED} compute nodes need translations, "
+            f"as rings, tori and hypercubes have; got {topology.compute}, for `optimum` alone"
         )
     for switch in range(topology.compute, len(topology.labels)):
         inward = sum(each for (_, b), each in capacities.items() if b == switch)

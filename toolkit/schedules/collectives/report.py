@@ -4,14 +4,43 @@ from toolkit._checks import checked
 from toolkit.schedules.collectives.baselines import nccl_choice, ring_forest
 from toolkit.schedules.collectives.fabrics.topology import Topology
 from toolkit.schedules.collectives.forest import MOST_PACKED, forest
+from toolkit.schedules.collectives.joint import joint_all_reduce, joint_forest
 from toolkit.schedules.collectives.optimum import Collective, Optimum, optimum
 from toolkit.schedules.collectives.packed.symmetry import translations
 from toolkit.schedules.collectives.rings import disjoint_rings
 from toolkit.schedules.collectives.times import pipelined
-from toolkit.schedules.collectives.trees import Tree
+from toolkit.schedules.collectives.trees import Forest, Tree
 
 _SIZES = (1e4, 1e6, 1e8, 1e10)
 _MOST_NAMED = 6
+_MOST_JOINT = 32  # ranks whose joint all-reduce takes a second or two
+
+
+@checked
+def best_forest(
+    topology: Topology,
+    collective: Collective,
+    size: float,
+    root: int = 0,
+    trees_per_root: int | None = None,
+) -> Forest:
+    """The forest of a collective; of an all-reduce, the joint one where that is faster at a size.
+
+    Args:
+        topology: the network.
+        collective: as `optimum` takes it.
+        size: bytes of the whole array.
+        root: as `optimum` takes it.
+        trees_per_root: as `forest` takes it; the phases of an all-reduce are then apart.
+
+    Example:
+        >>> best_forest(mesh(2, 3), "all-reduce", 1e9).name
+        'joint forest on mesh 2x3'
+    """
+    found = forest(topology, collective, root, trees_per_root)
+    if collective != "all-reduce" or trees_per_root or topology.compute > _MOST_JOINT:
+        return found
+    return min(found, joint_forest(topology), key=lambda each: pipelined(each, size).seconds)
 
 
 @checked
@@ -45,14 +74,17 @@ def plan_report(
         f"{len(topology.links)} links",
         f"optimum      {float(best.rate):.2f} GB/s = {best.rate}, {_proof(topology, best)}",
     ]
+    if collective == "all-reduce":
+        lines.append(f"joint        {_joint(topology)}")
     if topology.compute > MOST_PACKED and not translations(topology):
-        return "\n".join([*lines, f"trees        not packed for more than {MOST_PACKED} ranks"])
-    found = forest(topology, collective, root, trees_per_root)
+        limit = f"more than {MOST_PACKED} ranks without translations (rings, tori, hypercubes)"
+        return "\n".join([*lines, f"trees        not packed for {limit}"])
+    found = best_forest(topology, collective, size, root, trees_per_root)
     count = sum(1 for phase in ("reduce", "gather") for _ in found.trees(phase))
     busy = [f"{topology.labels[a]} -> {topology.labels[b]}" for a, b in found.busiest]
     lines += [
         f"trees        {float(found.rate):.2f} GB/s = {found.rate}: {count} trees, "
-        f"{found.height} steps, shares in units of {found.unit}",
+        f"{found.height} steps, shares in units of {found.unit} ({found.name})",
         f"busiest      {_some(busy)}",
         f"first tree   {_tree(topology, (found.gather or found.reduce)[0])}",
         "",
@@ -78,8 +110,16 @@ def _proof(topology: Topology, best: Optimum) -> str:
     inside = sum(node < topology.compute for node in best.cut)
     text = f"proved by the links out of {inside} of {topology.compute} ranks: {best.cut_rate} GB/s"
     if best.collective == "all-reduce":
-        text = f"as reduce-scatter and all-gather; the latter {text}"
+        text = f"one phase after the other: reduce-scatter, then all-gather; the latter {text}"
     return text
+
+
+def _joint(topology: Topology) -> str:
+    if topology.compute > _MOST_JOINT:
+        return f"both phases at once: not solved for more than {_MOST_JOINT} ranks"
+    best = joint_all_reduce(topology)
+    proof = f"proved by {len(best.cuts)} weighted cuts"
+    return f"{float(best.rate):.2f} GB/s = {best.rate}, both phases at once, {proof}"
 
 
 def _some(names: list[str]) -> str:

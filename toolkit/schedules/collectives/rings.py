@@ -3,7 +3,7 @@
 import functools
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from toolkit._checks import checked
 from toolkit.schedules.collectives.fabrics.topology import Topology
@@ -37,14 +37,19 @@ class Wires:
 
     def edge(self, parent: int, child: int, step: int, phase: str) -> Edge:
         """A step of a tree; data of a reduction move from child to parent."""
-        a, b = (parent, child) if phase == "gather" else (child, parent)
-        path = self.from_rank(a).get(b) or self.from_rank(a, True)[b]
-        return Edge(parent, child, path if phase == "gather" else path[::-1], step)
+        if phase == "gather":
+            return Edge(parent, child, self.path(parent, child), step)
+        return Edge(parent, child, self.path(child, parent)[::-1], step)
+
+    def path(self, a: int, b: int) -> tuple[int, ...]:
+        """The nodes from one rank to another."""
+        return self.from_rank(a).get(b) or self.from_rank(a, True)[b]
 
 
-def box_size(topology: Topology) -> int:
-    """Ranks per box, by their labels; 1 where these name no boxes of one size."""
-    boxes = [label.rpartition("/")[0] for label in topology.labels[: topology.compute]]
+def box_size(topology: Topology, ranks: Iterable[int] | None = None) -> int:
+    """Of some ranks those per box, by their labels; 1 where these name no boxes of one size."""
+    among = range(topology.compute) if ranks is None else ranks
+    boxes = [topology.labels[rank].rpartition("/")[0] for rank in among]
     sizes = [len(list(group)) for _, group in itertools.groupby(boxes)]
     return sizes[0] if len(set(sizes)) == 1 and len(sizes) > 1 and boxes[0] else 1
 

@@ -1,6 +1,7 @@
 """Networks of real machines: DGX boxes, MI250, TPU slices, racks; and any network by its name."""
 
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -31,6 +32,9 @@ _MI250 = (
 _RAILS = {"A100": 2}  # the others' cards meet at one switch
 # Axes of these lengths are closed: the blocks of 4x4x4 that optical switches join, and a whole pod.
 _CLOSED = {3: 4, 2: 16}
+# The slices that are offered, less those of 3-D pods that consist of whole blocks.
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_PARTS = ((1, 1, 1), (1, 2, 2), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 
 
 def _multiplicities(rows: str) -> list[tuple[int, int, int]]:
@@ -139,7 +143,7 @@ def tpu_slice(kind: str, sizes: tuple[int, ...], slices: int = 1) -> Topology:
 
     Args:
         kind: "v4", "v5e", "v5p", "v6e" or "v7x".
-        sizes: chips along each axis.
+        sizes: chips along each axis, of a slice that is offered; or the number of chips alone.
         slices: slices of this shape, joined by the data centre's network.
 
     Source: Google Cloud documentation, TPU architecture, on the shapes of slices; Austin et al.,
@@ -149,19 +153,11 @@ def tpu_slice(kind: str, sizes: tuple[int, ...], slices: int = 1) -> Topology:
         >>> tpu_slice("v5e", (4, 4)).links[0, 1]
         Fraction(45, 1)
     """
-    peak = published_peak(f"tpu {kind}")
-    if peak is None:
-        raise ValueError(f"kind {kind!r} is not a TPU of the table; write v4, v5e, v5p, v6e or v7x")
-    within, beyond = peak.links
-    most = 3 if "3-D" in within.name else 2
-    if not 1 <= len(sizes) <= most:
-        raise ValueError(f"sizes: a {kind} slice has at most {most} axes; got {sizes}")
-    if math.prod(sizes) > within.chips:
-        raise ValueError(f"sizes: a {kind} pod has {within.chips:,} chips; got {sizes}")
-    closed = _CLOSED[most]
-    wraps = [size % closed == 0 for size in sizes]
-    if most == 3:
-        wraps = [len(sizes) == 3 and all(wraps)] * len(sizes)
+    sizes = slice_shape(kind, sizes)
+    within, beyond = published_peak(f"tpu {kind}").links  # type: ignore[union-attr]
+    wraps = [size % _CLOSED[len(sizes)] == 0 for size in sizes]
+    if len(sizes) == 3:
+        wraps = [all(wraps)] * 3
     name = f"TPU {kind} {'x'.join(map(str, sizes))}"
     rate = _gigabytes(within) / 2  # the table counts both directions of an axis
     grid = shapes.grid(name, sizes, rate, wraps, seconds=within.seconds)
@@ -176,6 +172,45 @@ def tpu_slice(kind: str, sizes: tuple[int, ...], slices: int = 1) -> Topology:
     ]
     network = _gigabytes(beyond)
     return _joined(f"{slices} x {name}", slices, each, cables, [], network, seconds=beyond.seconds)
+
+
+def slice_shape(kind: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes of a slice that is offered: those given, in any order, or those of a number of chips.
+
+    Raises:
+        ValueError: which slice is nearest, where there is none of this shape.
+    """
+    peak = published_peak(f"tpu {kind}")
+    if peak is None:
+        raise ValueError(f"kind {kind!r} is not a TPU of the table; write v4, v5e, v5p, v6e or v7x")
+    within, wanted = peak.links[0], math.prod(sizes)
+    most = 3 if "3-D" in within.name else 2
+    if len(sizes) > most:
+        raise ValueError(f"sizes: a {kind} slice has at most {most} axes; got {sizes}")
+    if wanted > within.chips:
+        raise ValueError(f"sizes: a {kind} pod has {within.chips:,} chips; got {sizes}")
+    blocks = within.chips // 64
+    cubes = [
+        (4 * a, 4 * b, 4 * c)
+        for a, b in itertools.combinations_with_replacement(range(1, blocks + 1), 2)
+        for c in range(b, blocks // (a * b) + 1)
+    ]
+    offered = [*_PARTS, *cubes] if most == 3 else list(_FLAT)
+    if len(sizes) > 1 and tuple(sorted(sizes)) in offered:
+        return sizes
+    of_size = [each for each in offered if math.prod(each) == wanted]
+    if len(sizes) == 1 and of_size:
+        return min(of_size, key=max)
+    shape = (1,) * (most - len(sizes)) + tuple(sorted(sizes))
+
+    def distance(each):
+        chips = math.prod(each)
+        pairs = zip(each, shape, strict=True) if len(sizes) > 1 else [(chips, wanted)]
+        return sum(abs(math.log(a / max(1, b))) for a, b in pairs), -chips, max(each)
+
+    nearest = "x".join(map(str, min(offered, key=distance)))
+    asked = f"of {wanted} chips" if len(sizes) == 1 else "x".join(map(str, sizes))
+    raise ValueError(f"sizes: there is no {kind} slice {asked}; the nearest is {kind}:{nearest}")
 
 
 def _gigabytes(link: Link):
@@ -247,7 +282,7 @@ def named_topology(name: str) -> Topology:
     """
     if name.endswith(".json"):
         return read_topology(Path(name))
-    plain = name.strip().lower()
+    plain = name.strip().lower().removeprefix("tpu ")
     kind, _, shape = plain.partition(":")
     if plain == "dgx1":
         return dgx1()
