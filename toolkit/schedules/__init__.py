@@ -25,6 +25,13 @@ What it costs (`simulation.py`):
 * `Durations`: of a forward, an input gradient and a weight gradient
 * `Span`: when a task ran
 * `Timeline`: the result: makespan, both bubbles, memory over time, drawn as text
+
+On links that messages and collectives share (`links.py`):
+
+* `simulate_on_links`: tasks and transfers, whose rates are max-min fair, as a `SharedTimeline`
+* `Transfer`: data on their way, with the load of every link
+* `stage_messages`, `gradient_sums`: the transfers of a schedule
+* `fair_rates`: the rates of transfers that share links
 """
 
 from toolkit.schedules.chunked_orders import (
@@ -32,6 +39,14 @@ from toolkit.schedules.chunked_orders import (
     dual_pipe_v,
     interleaved,
     zero_bubble_v,
+)
+from toolkit.schedules.links import (
+    SharedTimeline,
+    Transfer,
+    fair_rates,
+    gradient_sums,
+    simulate_on_links,
+    stage_messages,
 )
 from toolkit.schedules.orders import (
     gpipe,
@@ -45,17 +60,23 @@ from toolkit.schedules.simulation import Durations, Span, Timeline, simulate
 __all__ = [
     "Durations",
     "Schedule",
+    "SharedTimeline",
     "Span",
     "Task",
     "Timeline",
+    "Transfer",
     "breadth_first",
     "dual_pipe_v",
+    "fair_rates",
     "faults",
     "from_csv",
     "gpipe",
+    "gradient_sums",
     "interleaved",
     "one_forward_one_backward",
     "simulate",
+    "simulate_on_links",
+    "stage_messages",
     "to_csv",
     "zero_bubble_h1",
     "zero_bubble_h2",
