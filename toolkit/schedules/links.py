@@ -87,7 +87,7 @@ def fair_rates(
         wrong = [link for link, amount in load.items() if link not in links or amount <= 0]
         if wrong or not load:
             raise ValueError(f"loads: want GB above 0 on known links; got {dict(load)}")
-        most = max(map(Fraction, load.values()))
+        most = max(Fraction(amount) for amount in load.values())
         parts.append({link: Fraction(amount) / most for link, amount in load.items()})
     left = {link: Fraction(rate) for link, rate in links.items()}
     rates, growing = [Fraction(0)] * len(parts), set(range(len(parts)))
@@ -151,7 +151,7 @@ def simulate_on_links(
         for task in transfer.after:
             opens[task].add(number)
     fair_rates([transfer.loads for transfer in transfers], links)  # refuses unknown links
-    left = [max(map(Fraction, transfer.loads.values())) for transfer in transfers]
+    left = [max(Fraction(each) for each in one.loads.values()) for one in transfers]
     begun = {number: Fraction(0) for number, each in enumerate(transfers) if not each.after}
     running, arrived, ended = list(begun), dict[int, Time](), dict[Task, Time]()
     spans: list[list[Span]] = [[] for _ in schedule.orders]
