@@ -212,6 +212,9 @@ def stage_messages(
         gigabytes: of a message.
         path: (device, device) -> the links between them.
 
+    Returns:
+        Transfers, forward ones first.
+
     Example:
         >>> from toolkit.schedules import gpipe
         >>> [each.name for each in stage_messages(gpipe(2, 1), 1, lambda a, b: [(a, b)])]
@@ -234,6 +237,9 @@ def gradient_sums(schedule: Schedule, loads: Sequence[Mapping[Any, Amount]]) -> 
     Args:
         schedule: any schedule.
         loads: for each stage link -> GB, as `Forest.loads` times the gradients' GB.
+
+    Returns:
+        A transfer per stage.
 
     Example:
         >>> from toolkit.schedules import gpipe
