@@ -177,8 +177,7 @@ def tpu_slice(kind: str, sizes: tuple[int, ...], slices: int = 1) -> Topology:
 def slice_shape(kind: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Sizes of a slice that is offered: those given, in any order, or those of a number of chips.
 
-    Raises:
-        ValueError: which slice is nearest, where there is none of this shape.
+    Where there is none, the ValueError names the nearest.
     """
     peak = published_peak(f"tpu {kind}")
     if peak is None:
