@@ -15,10 +15,11 @@ import tyro
 from toolkit.cli_cluster import explain, launch, plan
 from toolkit.cli_collectives import plan_collective
 from toolkit.cli_language import enable_compilation_cache as _enable_compilation_cache
-from toolkit.cli_language import export, generate, train
+from toolkit.cli_language import export, generate
 from toolkit.cli_results import bench, eject, experiment
 from toolkit.cli_site import export_site
 from toolkit.cli_sparse import audit_sparse
+from toolkit.cli_train import train, train_command
 from toolkit.parallel.hosts.processes import leave
 
 
@@ -112,8 +113,10 @@ def main() -> None:
     """
     _enable_compilation_cache()
     try:
+        # The flags of training come from its dataclasses, whose import takes a second.
+        typed = {"train": train_command()} if sys.argv[1:2] == ["train"] else {}
         tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
+            COMMANDS | typed,
             prog="toolkit",
             description="The ideas that make large models fast: read, run, measure, move a slider.",
         )

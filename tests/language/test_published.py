@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit import cli_language
+from toolkit import cli_language, cli_train
 from toolkit.language import (
     SpecialTokens,
     find_special_tokens,
@@ -120,7 +120,7 @@ def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
     text.write_text(" ".join(WORDS[3 + number % 5] for number in range(4000)))
     how: Any = {"batch": 2, "sequence_length": 16, "text": (text,), "learning_rate": 1e-2}
     run, file = tmp_path / "run", tmp_path / "small.safetensors"
-    cli_language.train(run, init_from=str(folder), steps=30, **how)
+    cli_train.train(run, init_from=str(folder), steps=30, **how)
     losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
     # It starts from the published numbers, whose loss is far from that of even chances.
     model, tokens = load_checkpoint(folder), np.load(run / "tokens.npy")
@@ -140,17 +140,17 @@ def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
         assert find_special_tokens(place) == SpecialTokens(START, (STOP, 39))
     # Resumed, nothing is left to do; from another start, it is another run.
     before = (run / "metrics.jsonl").read_bytes()
-    cli_language.train(run, init_from=str(folder), steps=30, **how)
+    cli_train.train(run, init_from=str(folder), steps=30, **how)
     assert (run / "metrics.jsonl").read_bytes() == before
     with pytest.raises(ValueError, match="width: got 64 with init_from, whose model has its own"):
-        cli_language.train(run, init_from=str(folder), width=64, **how)
+        cli_train.train(run, init_from=str(folder), width=64, **how)
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=lambda *_: ["tokenizer.json"])
     large = LoopedConfig.tiny("full", width=16, heads=2, vocabulary=300, **STYLE)
     save_checkpoint(LoopedLM(large, rngs=nnx.Rngs(0)), tmp_path / "large", style="llama")
     with pytest.raises(ValueError, match=r"has no tokenizer\.json for its 300 tokens"):
-        cli_language.train(tmp_path / "other", init_from=str(tmp_path / "large"), **how)
+        cli_train.train(tmp_path / "other", init_from=str(tmp_path / "large"), **how)
     with pytest.raises(ValueError, match=r"config\.vocabulary must be more than"):
-        cli_language.train(tmp_path / "other", init_from=str(bare), **how)
+        cli_train.train(tmp_path / "other", init_from=str(bare), **how)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from flax import nnx
 
 from toolkit._checks import checked
 from toolkit.language.cores import read_run
-from toolkit.language.run import TrainingRun, make_optimizer
+from toolkit.language.run import TrainingRun
 from toolkit.language.start import parts_of
 from toolkit.looped import (
     LoopedConfig,
@@ -16,7 +16,7 @@ from toolkit.looped import (
     parameter_count,
 )
 from toolkit.looped.checkpoints.hub import PUBLISHED
-from toolkit.training import Checkpoints, TrainState
+from toolkit.training import Checkpoints, TrainState, evaluation_params
 
 
 @checked
@@ -61,15 +61,19 @@ def load_language_model(directory: Path) -> LoopedLM:
         ) from error
     _check_size(config, described)
     graph, params, bias = parts_of(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
-    state = TrainState.create(params, make_optimizer(run), bias)
+    state = TrainState.create(params, run.make_optimizer(), bias)
     with Checkpoints(Path(directory) / "checkpoints", is_read_only=True) as checkpoints:
-        restored = checkpoints.restore_latest(state, {"configuration": stored["configuration"]})
+        own, *shorter = (
+            {"configuration": found}
+            for found in (stored["configuration"], *stored.get("extended", []))
+        )
+        restored = checkpoints.restore_latest(state, own, shorter)
     if restored is None:
         raise FileNotFoundError(
             f"directory: {str(directory)!r} has no checkpoint yet; let training reach its first one"
         )
     bias = restored[0].model_state
-    return nnx.merge(graph, restored[0].params, *(() if bias is None else (bias,)))
+    return nnx.merge(graph, evaluation_params(restored[0]), *(() if bias is None else (bias,)))
 
 
 def is_published(directory: Path) -> bool:

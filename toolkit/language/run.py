@@ -2,51 +2,19 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
-import optax
-
-from toolkit._checks import check_fields
+from toolkit.language.settings import TrainingSettings
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.training import adamw
-
-SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor", "ring", "zigzag", "ulysses")
-HOW_IT_RUNS = ("layout", "tensor_devices", "context_devices", "loss_chunks", "block_chunks")
-"""Fields of a run that affect only where and in which parts it is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingRun:
-    """The settings that determine a run.
+class TrainingRun(TrainingSettings):
+    """The settings that determine a run: those of `TrainingSettings`, the model and its text.
 
     Attributes:
-        config: the model.
+        config: the model; with `init_from` that of `load_checkpoint`.
         text: "prose", "code", paths of files and folders, or of one token array (.npy).
-        steps: optimiser steps.
-        batch: sequences per step.
-        sequence_length: bytes per sequence.
-        learning_rate: peak of the warm-up and cosine schedule; or "search", to search a schedule
-            during training, with `steps` then including the gradient evaluations of candidates.
-        weight_decay: of matrices.
-        balance: weight of the balance loss, in models with a mixture of experts; the loss that is
-            evaluated is without it.
-        router_z: weight of the router z-loss, likewise.
-        bias_rate: by how much each step moves the biases that choose experts towards even loads
-            (balance without a loss), in models with `moe.choice_bias`; 1e-3 in DeepSeek-V3.
-        init_from: a published checkpoint whose model, with its tokenizer, is trained on: a folder,
-            or "owner/name"; `config` is that of `load_checkpoint`. None draws a model.
-        seed: seed of the initialisation and of the order of the data.
-        layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
-            "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor"; or
-            "ring", "zigzag", "ulysses", which shard time, likewise. The batch must be a multiple of
-            the data parallel devices.
-        tensor_devices: devices that share each head-wise cut under "tensor"; the others are data
-            parallel.
-        context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
-        loss_chunks: parts of time whose logits are computed one after the other, for large
-            vocabularies: less memory, a third more work in the head.
-        block_chunks: pieces of each sequence in the backward pass of every block (StreamBP): less
-            memory, a third more work.
         cores: cores of a CPU that share every batch under layout "single", after
             `toolkit.parallel.use_cores`; their number affects rounding and is therefore part of the
             run.
@@ -60,48 +28,12 @@ class TrainingRun:
 
     config: LoopedConfig
     text: str | tuple[str, ...] = "prose"
-    steps: int = 1000
-    batch: int = 16
-    sequence_length: int = 256
-    learning_rate: float | Literal["search"] = 3e-3
-    weight_decay: float = 0.1
-    balance: float = 0.01
-    router_z: float = 0.0
-    bias_rate: float = 0.0
-    init_from: str | None = None
-    seed: int = 0
-    layout: str = "single"
-    tensor_devices: int = 1
-    context_devices: int = 1
-    loss_chunks: int = 1
-    block_chunks: int = 1
     cores: int = 1
 
     def __post_init__(self):
-        check_fields(self)
-        if self.layout != "single" and not {*self.layout.split("+")} <= {*SCHEMES}:
-            known = ", ".join(SCHEMES)
-            raise ValueError(
-                f"layout: got {self.layout!r}, wanted single, or {known} joined by '+'"
-            )
-        for name, schemes in (("tensor", SCHEMES[4:5]), ("context", SCHEMES[5:])):
-            devices = getattr(self, f"{name}_devices")
-            if (devices > 1) != bool({*schemes} & {*self.layout.split("+")}):
-                raise ValueError(
-                    f"{name}_devices: got {devices} and layout {self.layout!r}; wanted 2 or more "
-                    f"with {' or '.join(map(repr, schemes))}, and 1 without"
-                )
-        sizes = ("steps", "batch", "sequence_length", "cores", "tensor_devices", "context_devices")
-        for name in (*sizes, "loss_chunks", "block_chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
-        for name in ("loss_chunks", "block_chunks"):
-            chunks = getattr(self, name)
-            if self.sequence_length % chunks or chunks > 1 < self.context_devices:
-                raise ValueError(
-                    f"{name}: got {chunks}, wanted a divisor of {self.sequence_length} "
-                    "(sequence_length), and 1 under a layout that cuts time"
-                )
+        super().__post_init__()
+        if self.cores < 1:
+            raise ValueError(f"cores: got {self.cores}, wanted at least 1")
         has_experts = "moe" in self.config.feed_forward_words
         has_bias = has_experts and self.config.moe.choice_bias
         if self.bias_rate > 0 and not has_bias:
@@ -121,17 +53,22 @@ class TrainingRun:
                 f"context_devices: got {self.context_devices}, wanted 1 for a model with a mixture "
                 "of experts, which reads whole sequences"
             )
-        if self.sequence_length % self.context_devices:
+        if self.config.dtype == "float16" and not self.loss_scaling:
             raise ValueError(
-                f"sequence_length: got {self.sequence_length}, wanted a multiple of "
-                f"{self.context_devices} context_devices"
+                "loss_scaling: got False with dtype 'float16', whose small gradients are zero; "
+                "wanted True"
             )
-        rate = self.learning_rate
-        if rate != "search" and not rate > 0:
-            raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")
-        for name in ("weight_decay", "balance", "router_z", "bias_rate"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, wanted 0 or more")
+
+    def passes(self, devices: int = 1) -> int:
+        """Passes per update, as `TrainingSettings.passes`; one if experts' loads are evened."""
+        passes = super().passes(devices)
+        has_experts = "moe" in self.config.feed_forward_words
+        if passes > 1 and has_experts and (self.balance > 0 or self.config.moe.choice_bias):
+            raise ValueError(
+                f"accumulate: got {passes} passes with a balance loss or a choice bias, which "
+                "read the loads of the whole batch; wanted 1, or balance=0"
+            )
+        return passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,13 +123,3 @@ def loss_unit(bytes_per_token: float | None) -> str:
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     """A loss in nats per token, in bits per byte of the text."""
     return loss / math.log(2) / bytes_per_token
-
-
-def make_optimizer(run: TrainingRun) -> optax.GradientTransformation:
-    """AdamW with the run's warm-up and cosine schedule; with rate 1 for a search."""
-    schedule = 1.0
-    if run.learning_rate != "search":
-        schedule = optax.warmup_cosine_decay_schedule(
-            0.0, run.learning_rate, max(1, run.steps // 20), max(2, run.steps)
-        )
-    return adamw(schedule, weight_decay=run.weight_decay)

@@ -6,7 +6,6 @@ A run is a folder: `run.json` (settings, the corpus with its files and hash, the
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit._checks import checked
 from toolkit._files import sealed_json, write_whole
+from toolkit.language.cores import read_run
 from toolkit.language.losses import loss_and_bias, loss_of_parts
-from toolkit.language.run import (
-    HOW_IT_RUNS,
-    TrainedModel,
-    TrainingRun,
-    bits_per_byte,
-    make_optimizer,
-)
+from toolkit.language.run import TrainedModel, TrainingRun, bits_per_byte
+from toolkit.language.settings import HOW_IT_RUNS
 from toolkit.language.start import first_model, parts_of, published_corpus, text_corpus
 from toolkit.language.tokens import (
     TOKENIZER,
@@ -46,6 +41,7 @@ from toolkit.training import (
     FitOptions,
     TrainState,
     evaluation_batches,
+    evaluation_params,
     fit,
     make_evaluation,
     make_train_step,
@@ -64,8 +60,7 @@ def train_language_model(
     *,
     corpus: Corpus | None = None,
     tokenizer: Any = None,
-    checkpoint_every: int | None = None,
-    checkpoint_minutes: float | None = None,
+    extend: bool = False,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
     is_progress_shown: bool = True,
@@ -79,8 +74,8 @@ def train_language_model(
         corpus: the text, when it is loaded already; None loads `run.text`.
         tokenizer: made by `load_tokenizer`, of a token array's tokens; None for the one that
             `write_tokens` left beside the array. It is stored in the run's folder.
-        checkpoint_every: steps between checkpoints; None for an eighth of the run.
-        checkpoint_minutes: also save when so many minutes have passed since the last checkpoint.
+        extend: whether a run that is in the folder with fewer steps is continued, with its last
+            state; its schedule is from there on that of the longer run.
         stop: called regularly; True saves and returns.
         callback: called with every metrics row.
         is_progress_shown: whether to draw the progress bar.
@@ -120,12 +115,22 @@ def train_language_model(
     if tokenizer is not None:
         check_vocabulary(tokenizer, run.config.vocabulary)
     train, held_out = corpus.split()
-    evaluation = evaluation_batches(held_out, run.batch, run.sequence_length, EVALUATION_BATCHES)
+    validation = None
+    if run.validation is not None:
+        validation = text_corpus((run.validation,))
+        if (validation.tokens.dtype == np.uint8) != is_text:
+            raise ValueError(
+                f"validation: {run.validation!r} and the text must both be text, or both tokens"
+            )
+        train, held_out = corpus.tokens, validation.tokens
+    passes = run.passes(_data_devices(run))
+    windows = run.batch // passes, run.sequence_length, EVALUATION_BATCHES * passes
+    evaluation = evaluation_batches(held_out, *windows)
     per_token = 1.0 if is_text else None
     if tokenizer is not None:
         per_token = bytes_per_token(tokenizer, np.asarray(evaluation[1]))
     graph, params, bias, layout = _placed_parameters(run)
-    optimizer = make_optimizer(run)
+    optimizer = run.make_optimizer()
     state = TrainState.create(params, optimizer, bias)
     state = layout.apply(state) if layout else state  # moments may have another sharding
     has_experts = "moe" in run.config.feed_forward_words
@@ -140,15 +145,18 @@ def train_language_model(
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
-    _describe(run, corpus, Path(directory), tokenizer, per_token, start)
+    configuration = _configuration(run, corpus, validation)
+    shorter = _shorter_runs(configuration, Path(directory), extend)
+    _describe(configuration, shorter, corpus, Path(directory), tokenizer, per_token, start)
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     options = FitOptions(
         total_steps=run.steps,
         log_every=LOG_EVERY,
-        eval_every=interval,
-        checkpoint_every=checkpoint_every or interval,
-        checkpoint_minutes=checkpoint_minutes,
+        eval_every=run.evaluate_every or interval,
+        checkpoint_every=run.checkpoint_every or interval,
+        checkpoint_minutes=run.checkpoint_minutes,
+        keep=run.keep,
         tokens_per_step=run.batch * run.sequence_length,
         is_progress_shown=is_progress_shown,
         profile=profile,
@@ -168,7 +176,7 @@ def train_language_model(
         sample = data.sample
     kept: dict[str, Any] = {
         "directory": directory,
-        "configuration": _configuration(run, corpus),
+        "configuration": configuration,
         "evaluate": _evaluation(evaluated, jax.device_put(evaluation, everywhere), per_token),
         "stop": stop,
         "callback": callback,
@@ -179,9 +187,9 @@ def train_language_model(
     if run.learning_rate == "search":
         result = search_rate(loss, optimizer, state, data, options, **how, **kept)
     else:
-        step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, **how)
-        result = fit(state, step, data, options, **kept)
-    params, bias = result.state.params, result.state.model_state
+        step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, accumulate=passes, **how)
+        result = fit(state, step, data, options, former=shorter, **kept)
+    params, bias = evaluation_params(result.state), result.state.model_state
     if run.layout == "single" and run.cores > 1:
         # Uncommitted, so that generation may use one core or all of them.
         params, bias = jax.tree.map(jnp.asarray, jax.device_get((params, bias)))
@@ -226,62 +234,111 @@ def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Any, Layout
             f"layout: got 'single', and this job has {jax.process_count()} processes; "
             "wanted a layout over all devices, such as 'data' or 'zero3'"
         )
-    devices = jax.devices() if run.layout != "single" else jax.devices()[: run.cores]
-    if run.layout == "single" and len(devices) < run.cores:
-        raise ValueError(f"cores: got {run.cores}, and jax has {len(devices)}; see use_cores")
     shared = {"model": run.tensor_devices, "context": run.context_devices}
     used = {axis: size for axis, size in shared.items() if size > 1}  # at most one, see TrainingRun
-    for axis, size in used.items():
-        if len(devices) % size:
-            name = "tensor" if axis == "model" else axis
-            raise ValueError(
-                f"{name}_devices: got {size}, wanted a divisor of {len(devices)} devices"
-            )
-    axes = {"data": len(devices) // math.prod(used.values()), **used}
-    if run.batch % axes["data"]:
-        raise ValueError(f"batch: got {run.batch}, wanted a multiple of {axes['data']} devices")
+    axes = {"data": _data_devices(run), **used}
     scheme = "data" if run.layout == "single" else run.layout
-    layout = layout_of(params, make_mesh(axes, devices=devices), scheme)
+    layout = layout_of(params, make_mesh(axes, devices=_devices(run)), scheme)
     return graph, layout.apply(params), bias, layout
 
 
-def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
+def _devices(run: TrainingRun) -> list[jax.Device]:
+    if run.layout != "single":
+        return jax.devices()
+    devices = jax.devices()[: run.cores]
+    if len(devices) < run.cores:
+        raise ValueError(f"cores: got {run.cores}, and jax has {len(devices)}; see use_cores")
+    return devices
+
+
+def _data_devices(run: TrainingRun) -> int:
+    """Devices, or groups of them, that each compute their own part of a batch."""
+    devices = len(_devices(run))
+    for name in ("tensor", "context"):
+        if devices % (size := getattr(run, f"{name}_devices")):
+            raise ValueError(f"{name}_devices: got {size}, wanted a divisor of {devices} devices")
+    return devices // (run.tensor_devices * run.context_devices)
+
+
+def _configuration(run: TrainingRun, corpus: Corpus, validation: Corpus | None) -> dict[str, Any]:
     """The settings that identify a run, in the form that JSON returns."""
     training = {
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
         if field.name not in ("config", *HOW_IT_RUNS)
     }
-    corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
     facts = {
         "model": dataclasses.asdict(run.config),
         "training": training,
-        "corpus": corpus_facts,
+        "corpus": _identity(corpus),
     }
+    if validation is not None:
+        facts["validation"] = _identity(validation)
     return json.loads(json.dumps(facts))
 
 
+def _identity(corpus: Corpus) -> dict[str, Any]:
+    return {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
+
+
+def _shorter_runs(
+    configuration: dict[str, Any], directory: Path, extend: bool
+) -> list[dict[str, Any]]:
+    """The shorter runs that a run extends: the configurations that are in its folder."""
+    if not _is_begun(directory):
+        if extend:
+            raise ValueError(
+                f"extend: {str(directory)!r} holds no run; wanted one with checkpoints"
+            )
+        return []
+    stored, wanted = read_run(directory), configuration["training"]["steps"]
+
+    def steps_of(run: dict[str, Any]) -> int | None:
+        """The steps of a run that differs in nothing else."""
+        steps = run["training"]["steps"]
+        is_same = run | {"training": run["training"] | {"steps": wanted}} == configuration
+        return steps if is_same else None
+
+    found = steps_of(stored["configuration"])
+    if found is not None and (wanted < found or (wanted > found and not extend)):
+        raise ValueError(
+            f"steps: got {wanted}, and the run in {str(directory)!r} has {found}; wanted {found}, "
+            "or more with `extend` (toolkit train RUN --extend STEPS)"
+        )
+    runs = [*stored.get("extended", []), stored["configuration"]]
+    return [run for run in runs if (steps := steps_of(run)) is not None and steps < wanted]
+
+
+def _is_begun(directory: Path) -> bool:
+    """Whether a folder holds a run; one without a checkpoint is new."""
+    saved = directory.glob("checkpoints/*")
+    return (directory / "run.json").is_file() and any(entry.name.isdigit() for entry in saved)
+
+
 def _describe(
-    run: TrainingRun,
+    configuration: dict[str, Any],
+    shorter: list[dict[str, Any]],
     corpus: Corpus,
     directory: Path,
     tokenizer: Any,
     per_token: float | None,
     start: Path | None,
 ) -> None:
-    path, saved = directory / "run.json", directory.glob("checkpoints/*")
-    # The first start of the run is recorded; a run without a checkpoint is new.
-    if jax.process_index() or (path.exists() and any(entry.name.isdigit() for entry in saved)):
+    # The first start of the run is recorded.
+    is_known = not shorter or read_run(directory)["configuration"] == configuration
+    if jax.process_index() or (_is_begun(directory) and is_known):
         return
     facts = {
-        "configuration": _configuration(run, corpus),
+        "configuration": configuration,
         "corpus": corpus.record(),
         "environment": environment(),
         "bytes_per_token": per_token,
     }
+    if shorter:
+        facts["extended"] = shorter
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(path, sealed_json(facts, indent=1))
+        write_whole(directory / "run.json", sealed_json(facts, indent=1))
         if tokenizer is not None:
             tokenizer.save(str(directory / TOKENIZER))
         if start is not None:

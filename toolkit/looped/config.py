@@ -17,7 +17,7 @@ from toolkit.looped.mixing.layer import (
 )
 from toolkit.looped.windows import parsed_windows
 
-DTYPES = ("float32", "bfloat16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITIVE = (
     "rope_theta", "norm_epsilon", "embedding_std", "embedding_scale", "residual_scale",
     "head_scale", "head_soft_cap",
@@ -85,7 +85,7 @@ class LoopedConfig(LayerConfig):
         head_soft_cap: bound c of the logits, which become c tanh(logits / c), as in Gemma 2.
         random_start: the loops start from noise and see the tokens only by input injection.
         backward_loops: number of last loops through which the gradient flows (None: all).
-        dtype: compute type, "float32", "bfloat16" or, under `jax_enable_x64`, "float64";
+        dtype: compute type, "float32", "bfloat16", "float16" or, under `jax_enable_x64`, "float64";
             parameters are float32 in all.
         remat: recompute each loop in the backward pass, so memory does not grow with loops.
 

@@ -17,6 +17,9 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from toolkit.parallel.accumulation import gradient_in_passes
+from toolkit.parallel.loss_scaling import loss_scale_of, where_finite
+
 Params = Any
 Batch = Any
 Metrics = dict[str, Array]
@@ -70,34 +73,36 @@ def make_update(
     optimizer: optax.GradientTransformation,
     sample: Callable[[Any, Int[Array, ""]], Batch],
     metrics_of: Callable[[Array, Params, Any], Metrics] | None = None,
+    *,
+    passes: int = 1,
+    weigh: Callable[[Batch], Float[Array, ""]] | None = None,
 ) -> Callable[[TrainState, Any, Array | None], tuple[TrainState, Metrics]]:
     """One update, (state, data, rate) -> (state, metrics): scaled by `rate` unless that is None.
 
     `loss_fn` is (params, batch) -> loss; with a model state in the TrainState (params, model_state,
     batch) -> (loss, model_state). `metrics_of` takes loss, gradients and new optimiser state; None
-    for the loss alone.
+    for the loss alone. `passes` and `weigh` are those of `gradient_in_passes`.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
+    def loss_of(params: Params, model_state: Any, batch: Batch) -> tuple[Array, Any]:
+        if model_state is None:
+            return loss_fn(params, batch), None
+        return loss_fn(params, model_state, batch)
+
+    gradient = gradient_in_passes(loss_of, passes, weigh)
+
     def update(state: TrainState, data: Any, rate: Array | None) -> tuple[TrainState, Metrics]:
         batch = sample(data, state.step)
-        model_state = state.model_state
-        if model_state is None:
-            loss, gradients = jax.value_and_grad(loss_fn)(state.params, batch)
-        else:
-
-            def loss_of(params: Params) -> tuple:
-                # Rebuilt in this trace, because a loss may change its arguments, as nnx does.
-                return loss_fn(params, jax.tree.map(lambda leaf: leaf, model_state), batch)
-
-            gradient = jax.value_and_grad(loss_of, has_aux=True)
-            (loss, model_state), gradients = gradient(state.params)
+        scale = loss_scale_of(state.optimizer_state)
+        loss, model_state, gradients = gradient(state.params, state.model_state, batch, scale)
         updates, optimizer_state = optimizer.update(
             gradients, state.optimizer_state, state.params, value=loss
         )
         if rate is not None:
             updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), updates)
         params = optax.apply_updates(state.params, updates)
+        model_state = where_finite(optimizer_state, model_state, state.model_state)
         metrics = {"loss": loss}
         if metrics_of is not None:
             metrics = metrics_of(loss, gradients, optimizer_state)

@@ -14,7 +14,12 @@ Data (text as bytes; a batch is a function of seed and step)
 * `HostBatches`: batches read during training, in an order independent of the hosts
 
 Optimiser
+* `Recipe`: optimiser, schedule, clipping, decay, averaging, accumulation: the options of training
+* `prepare`: the state and the train step of a recipe, for `fit`
+* `OPTIMIZERS`: the optimisers by name; a row is an `OptimizerKind`
 * `adamw`: clipping, AdamW, no decay on vectors; schedules are optax's and those of `toolkit.lr`
+* `with_average`: an optimiser that keeps a moving average of the weights
+* `evaluation_params`: the weights to evaluate and keep: the average, if there is one
 
 Steps
 * `TrainState`: step, parameters, optimiser state
@@ -33,6 +38,7 @@ The loop
 """
 
 from toolkit.parallel.updates import TrainState
+from toolkit.training.averages import evaluation_params, with_average
 from toolkit.training.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
 from toolkit.training.data import (
     BYTE_VOCABULARY,
@@ -46,14 +52,16 @@ from toolkit.training.data import (
 from toolkit.training.host_batches import HostBatches, record_batches, token_batches
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
-from toolkit.training.optimiser import adamw
+from toolkit.training.optimiser import OPTIMIZERS, OptimizerKind, adamw
 from toolkit.training.packing import pack_documents
 from toolkit.training.rate_search import RateSearch, search_rate
+from toolkit.training.recipe import Recipe, prepare
 from toolkit.training.sources import CorpusError
 from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 
 __all__ = [
     "BYTE_VOCABULARY",
+    "OPTIMIZERS",
     "CheckpointError",
     "CheckpointWarning",
     "Checkpoints",
@@ -65,20 +73,25 @@ __all__ = [
     "FitResult",
     "HostBatches",
     "MetricsLog",
+    "OptimizerKind",
     "RateSearch",
+    "Recipe",
     "TrainState",
     "TrainStep",
     "adamw",
     "evaluation_batches",
+    "evaluation_params",
     "fit",
     "load_corpus",
     "load_tokens",
     "make_evaluation",
     "make_train_step",
     "pack_documents",
+    "prepare",
     "read_metrics",
     "record_batches",
     "sample_batch",
     "search_rate",
     "token_batches",
+    "with_average",
 ]

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,7 +160,10 @@ class Checkpoints:
             )
 
     def restore_latest(
-        self, template: State, expected: dict[str, Any] | None = None
+        self,
+        template: State,
+        expected: dict[str, Any] | None = None,
+        also: Sequence[dict[str, Any]] = (),
     ) -> tuple[State, dict[str, Any]] | None:
         """Read the newest usable checkpoint.
 
@@ -171,6 +175,7 @@ class Checkpoints:
             template: a state of this run, whose structure, dtypes and shardings the result has;
                 arrays that are uncommitted in the template stay so.
             expected: metadata that must agree with the checkpoint's, key by key.
+            also: other metadata with which it may agree instead.
 
         Returns:
             (state, metadata), or None if there has never been a checkpoint here.
@@ -185,7 +190,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 record = self._read_record(step)
-                _require_same_run(record, template, expected)
+                _require_same_run(record, template, expected, also)
                 state = self._read_state(step, template, record["checksums"])
             except Refused as reason:
                 refused.append(f"{self._path(step)}: {reason}")
@@ -319,11 +324,18 @@ def _bound_as(like, array):
 
 
 def _require_same_run(
-    record: dict[str, Any], template: Any, expected: dict[str, Any] | None
+    record: dict[str, Any],
+    template: Any,
+    expected: dict[str, Any] | None,
+    also: Sequence[dict[str, Any]],
 ) -> None:
-    wanted = as_json(expected or {})
-    found = {key: record["run"].get(key) for key in wanted}
-    unlike = differences(found, wanted)
+    def from_wanted(expected: dict[str, Any]) -> list[str]:
+        wanted = as_json(expected)
+        return differences({key: record["run"].get(key) for key in wanted}, wanted)
+
+    unlike = from_wanted(expected or {})
+    if any(not from_wanted(other) for other in also):
+        unlike = []
     # Arrays may differ because the run does: report them only if the settings agree.
     unlike = unlike or differences(record["arrays"], describe(template))
     if unlike:

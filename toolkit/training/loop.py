@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from toolkit._checks import check_fields, checked
 from toolkit.parallel.hosts.meeting import meet
 from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import TrainState
+from toolkit.training.averages import evaluation_params
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.host_batches import HostBatches
 from toolkit.training.metrics import MetricsLog
@@ -108,6 +109,7 @@ def fit(
     *,
     directory: str | os.PathLike | None = None,
     configuration: dict[str, Any] | None = None,
+    former: Sequence[dict[str, Any]] = (),
     evaluate: Callable[..., float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
@@ -127,9 +129,11 @@ def fit(
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run (model, corpus digest, optimiser, seed...);
             a checkpoint with another one is refused.
+        former: configurations of shorter runs that this one extends, whose checkpoints it continues
+            too.
         evaluate: params -> held-out loss, for instance from `make_evaluation`, of (params,
             model_state) if the state has one; or a dict for the metrics row, including
-            "evaluation_loss".
+            "evaluation_loss". The params are those of `evaluation_params`.
         stop: called after every call of the train step; True saves and returns.
         callback: called with every metrics row, for live plots.
 
@@ -155,7 +159,8 @@ def fit(
         )
     run = {"configuration": configuration or {}}
     with ExitStack() as stack:
-        checkpoints, restored = restore(stack, directory, options, state, run)
+        also = [{"configuration": shorter} for shorter in former]
+        checkpoints, restored = restore(stack, directory, options, state, run, also)
         state = state if restored is None else restored[0]
         step = int(state.step)
         if checkpoints is not None and step < options.total_steps:
@@ -181,7 +186,7 @@ def fit(
             is_last = step == options.total_steps
             if evaluate is not None and (is_last or step % options.eval_every == 0):
                 own = () if state.model_state is None else (state.model_state,)
-                row |= evaluation_row(evaluate(state.params, *own))
+                row |= evaluation_row(evaluate(evaluation_params(state), *own))
             log.append(row)
             advance(bar, row, steps, options)
             if callback is not None:
@@ -204,12 +209,13 @@ def restore(
     options: FitOptions,
     state: TrainState,
     run: dict[str, Any],
+    also: Sequence[dict[str, Any]] = (),
 ) -> tuple[Checkpoints | None, tuple[TrainState, dict[str, Any]] | None]:
     """The checkpoints of a folder, if given, and the content of the newest one of this run."""
     if directory is None:
         return None, None
     checkpoints = stack.enter_context(Checkpoints(Path(directory) / "checkpoints", options.keep))
-    return checkpoints, checkpoints.restore_latest(state, run)
+    return checkpoints, checkpoints.restore_latest(state, run, also)
 
 
 def open_log(stack: ExitStack, directory: str | os.PathLike | None, step: int) -> MetricsLog:
@@ -250,13 +256,14 @@ def _summary(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def _require_finite(row: dict[str, Any], checkpoints: Checkpoints | None) -> None:
-    if all(math.isfinite(value) for value in row.values()):
+    scale = row.get("loss_scale", 1.0)
+    if scale >= 1 and all(math.isfinite(value) for value in row.values()):
         return
     saved = checkpoints.steps() if checkpoints is not None else []
     last = f"the newest checkpoint is step {saved[-1]}" if saved else "there is no checkpoint"
     raise DivergedError(
         f"training diverged by step {row['step']} (loss {row['loss']}, gradient norm "
-        f"{row['gradient_norm']}); {last}.\n"
+        f"{row['gradient_norm']}{f', loss scale {scale}' * (scale < 1)}); {last}.\n"
         "Lower the learning rate, lengthen the warm-up or clip the gradient."
     )
 

@@ -1,11 +1,40 @@
-"""AdamW with the usual settings for language models."""
+"""Optimisers by name, and AdamW with the usual settings for language models."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import optax
+from optax.contrib import MuonDimensionNumbers
 
 from toolkit._checks import checked
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """A row of `OPTIMIZERS`: the direction of an update, without learning rate or weight decay.
+
+    Attributes:
+        direction: (b1, b2, eps) -> optax transformation, to be scaled by minus the learning rate.
+        b1: default decay of the first moment.
+        b2: default decay of the second moment.
+        source: where the method was proposed.
+        last: makes what is applied after weight decay, or None.
+        is_averaging: whether schedule-free averages of the weights stand in for a first moment.
+
+    Example:
+        >>> OPTIMIZERS["lion"].b2
+        0.99
+    """
+
+    direction: Callable[[float, float, float], optax.GradientTransformation]
+    b1: float
+    b2: float
+    source: str
+    last: Callable[[], optax.GradientTransformation] | None = None
+    is_averaging: bool = False
 
 
 @checked
@@ -54,15 +83,110 @@ def adamw(
         raise ValueError(f"eps must be positive, got {eps}")
     if weight_decay < 0:
         raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+    kind, mask = OPTIMIZERS["adamw"], partial(decay_mask, spared=("vectors",))
+    how = {"weight_decay": weight_decay, "mask": mask, "clip_norm": clip_norm}
+    return assembled(kind, learning_rate, b1=b1, b2=b2, eps=eps, **how)
+
+
+def assembled(
+    kind: OptimizerKind,
+    learning_rate: float | optax.Schedule,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    mask: Callable[[Any], Any],
+    clip_norm: float | None,
+) -> optax.GradientTransformation:
+    """Clipping, the method's direction, weight decay and the learning rate, one after the other."""
     clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
-    scale = optax.inject_hyperparams(optax.scale_by_learning_rate)
-    return optax.chain(
-        clip,
-        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(weight_decay, mask=_is_matrix),
-        scale(learning_rate=learning_rate),
+    parts = (
+        kind.direction(0.0 if kind.is_averaging else b1, b2, eps),
+        optax.add_decayed_weights(weight_decay, mask=mask),
+        *(() if kind.last is None else (kind.last(),)),
+        optax.inject_hyperparams(optax.scale_by_learning_rate)(learning_rate=learning_rate),
     )
+    if kind.is_averaging:
+        parts = (optax.contrib.schedule_free(optax.chain(*parts), learning_rate, b1=b1),)
+    return optax.chain(clip, *parts)
 
 
-def _is_matrix(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+def decay_mask(params: Any, *, spared: tuple[str, ...]) -> Any:
+    """Which arrays decay: not "vectors", nor those with one of the other words in their path.
+
+    ValueError if a word fits no parameter.
+    """
+    paths = [path for path, _ in _named(params)]
+    for word in spared:
+        if word != "vectors" and not any(word in path for path in paths):
+            raise ValueError(
+                f"no_decay: got {word!r}, which is in no parameter's path; wanted 'vectors' or a "
+                f"part of a path such as {paths[0] if paths else ''!r}"
+            )
+    words = [word for word in spared if word != "vectors"]
+
+    def decays(path: str, leaf: Any) -> bool:
+        is_spared = leaf.ndim < 2 and "vectors" in spared
+        return not is_spared and not any(word in path for word in words)
+
+    leaves = [decays(path, leaf) for path, leaf in _named(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
+def _named(params: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+
+
+def _adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+
+
+def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    # An update as large as AdamW's (0.2, Moonlight), so that both take the same learning rate.
+    muon = optax.contrib.muon(
+        1.0, adam_b1=b1, adam_b2=b2, adam_learning_rate=1.0,
+        muon_weight_dimension_numbers=_hidden_matrices, consistent_rms=0.2,
+    )  # fmt: skip
+    return optax.chain(muon, optax.scale(-1.0))
+
+
+def _hidden_matrices(params: Any) -> Any:
+    """The weights of linear maps between hidden layers; the leading axes are a stack of them."""
+
+    def dimensions(path: str, leaf: Any) -> MuonDimensionNumbers | None:
+        is_table = any(
+            word in path for word in ("embed", "wte", "wpe", "head", "convolution", "rho")
+        )
+        is_map = leaf.ndim >= 2 and min(leaf.shape[-2:]) > 1 and not is_table
+        return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if is_map else None
+
+    leaves = [dimensions(path, leaf) for path, leaf in _named(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "adamw": OptimizerKind(_adam, 0.9, 0.95, "arXiv:1711.05101"),
+    "ademamix": OptimizerKind(
+        lambda b1, b2, eps: optax.contrib.scale_by_ademamix(b1=b1, b2=b2, alpha=5.0, eps=eps),
+        0.9, 0.999, "arXiv:2409.03137",
+    ),
+    "lion": OptimizerKind(
+        lambda b1, b2, eps: optax.scale_by_lion(b1=b1, b2=b2), 0.9, 0.99, "arXiv:2302.06675"
+    ),
+    "muon": OptimizerKind(_muon, 0.9, 0.95, "kellerjordan.github.io/posts/muon, arXiv:2502.16982"),
+    "lamb": OptimizerKind(_adam, 0.9, 0.999, "arXiv:1904.00962", optax.scale_by_trust_ratio),
+    "adafactor": OptimizerKind(
+        lambda b1, b2, eps: optax.chain(
+            optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)
+        ),
+        0.0, 0.0, "arXiv:1804.04235",
+    ),
+    "sgd": OptimizerKind(
+        lambda b1, b2, eps: optax.trace(decay=b1, nesterov=True), 0.9, 0.0, "Nesterov, 1983"
+    ),
+    "schedule_free": OptimizerKind(_adam, 0.9, 0.95, "arXiv:2405.15682", is_averaging=True),
+}  # fmt: skip
+"""Optimisers by name; a row that a module adds is a name like the others. "muon" turns the matrices
+between hidden layers, and AdamW everything else; adafactor has no first moment."""

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.parallel.hosts.meeting import Together
+from toolkit.parallel.loss_scaling import loss_scale_of, where_finite
 from toolkit.parallel.updates import (
     Batch,
     Metrics,
@@ -69,6 +70,8 @@ def make_train_step(
     most_steps: int = 1,
     compute_dtype: Any = None,
     batch_sharding: jax.sharding.Sharding | None = None,
+    accumulate: int = 1,
+    weigh: Callable[[Batch], Float[Array, ""]] | None = None,
 ) -> TrainStep:
     """Build the jitted update: draw a batch, differentiate, step the optimiser.
 
@@ -90,15 +93,21 @@ def make_train_step(
         compute_dtype: for instance jnp.bfloat16; None leaves the parameters as they are.
         batch_sharding: sharding of every array of a sampled batch, for instance over the mesh axis
             "data"; None leaves it to the compiler.
+        accumulate: passes per update, each over an equal part of the rows of the batch; the mean of
+            their gradients is that of the whole batch, and the memory of activations is that of a
+            part.
+        weigh: batch -> weight of its mean loss, if parts do not count alike: for packed documents
+            the number of targets, `lambda batch: (batch[1] >= 0).sum()`. None: alike.
 
     Returns:
         A `TrainStep`: (state, data, steps=1) -> (state, metrics) with metrics "loss",
         "gradient_norm" (before clipping) and, if the optimiser's state tells it, "learning_rate",
-        each [steps].
+        each [steps]. With loss scaling also "loss_scale" and the updates "skipped" so far, whose
+        gradient norm is given as 0.
 
     Cost: Per update, the loss's forward and backward passes; parameters and optimiser state are
         updated in place (donated). Under a mesh, the collectives that the layout of the parameters
-        implies.
+        implies, for each pass.
 
     Example:
         >>> optimizer = adamw(1e-2)
@@ -115,8 +124,12 @@ def make_train_step(
     def loss_in_compute_dtype(params: Params, *parts: Any) -> Any:
         return loss_fn(_cast_matrices(params, compute_dtype), *parts)
 
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
     draw = sharded_sample(sample or _whole, batch_sharding)
-    return TrainStep(make_update(loss_in_compute_dtype, optimizer, draw, _metrics), most_steps)
+    how = {"passes": accumulate, "weigh": weigh}
+    update = make_update(loss_in_compute_dtype, optimizer, draw, _metrics, **how)
+    return TrainStep(update, most_steps)
 
 
 @checked
@@ -168,7 +181,10 @@ def _whole(data: Batch, step: Int[Array, ""]) -> Batch:
 
 
 def _metrics(loss: Array, gradients: Params, optimizer_state: Any) -> Metrics:
-    metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+    norm = optax.tree.norm(gradients)
+    metrics = {"loss": loss, "gradient_norm": where_finite(optimizer_state, norm, 0 * loss)}
+    if (scale := loss_scale_of(optimizer_state)) is not None:
+        metrics |= {"loss_scale": scale, "skipped": optimizer_state.inner.total_notfinite}
     if (rate := _learning_rate(optimizer_state)) is not None:
         metrics["learning_rate"] = rate
     return metrics

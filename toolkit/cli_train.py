@@ -1,0 +1,212 @@
+"""The command `toolkit train`: its options are the fields of the dataclasses of training."""
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from toolkit.cli_language import enable_compilation_cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How the command starts, beside the options of the run.
+
+    Attributes:
+        config: a TOML file of options, or a Python file that defines `options`, a dictionary.
+        preset: a model by name, such as lt2-hybrid-1.3b.
+        set: one more option, as in looped.window.sliding_window=128 or b2=0.99 (repeatable).
+        extend: train the finished run in the folder on, to so many steps in all, with its options.
+        imports: a module of your own that registers mixers or optimisers (repeatable).
+        print_config: only print all options, as such a file.
+        text: a file or folder to train on (repeatable), or one token array (.npy).
+        corpus: the text used when none is given: the language manual's prose or the standard
+            library's source.
+        tokenizer: the tokenizer.json of a token array; by default the one that
+            `toolkit.language.write_tokens` wrote beside the array.
+        sliding_window: bytes a "window" layer sees.
+        attention_output_gate: gate the outputs of the heads of "full" and "window" layers.
+        simulated_devices: number of simulated CPU devices, to try a layout out.
+        cores: cores of a CPU that share every batch; by default those of a resumed run, or the
+            largest available number that divides the batch.
+        processes: number of processes that the cluster's launcher starts; not needed under `toolkit
+            launch`.
+        profile: trace the updates between two steps, as in 10:13, into the run's folder; open the
+            trace with `xprof` or at ui.perfetto.dev.
+    """
+
+    config: Path | None = None
+    preset: str | None = None
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    extend: int | None = None
+    imports: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import")
+    ] = ()
+    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
+    corpus: Literal["prose", "code"] = "prose"
+    tokenizer: Path | None = None
+    sliding_window: int | None = None
+    attention_output_gate: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    simulated_devices: int = 1
+    cores: int | None = None
+    processes: int | None = None
+    profile: str | None = None
+
+
+def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> None:
+    """Train a looped language model on text; run again to resume.
+
+    Args:
+        directory: the run's folder: checkpoints, metrics.jsonl and run.json.
+        given: options of the run, of its model and of `Start`; toolkit train --help describes them.
+    """
+    names = [field.name for field in dataclasses.fields(Start)]
+    start = Start(**{name: given.pop(name) for name in names if name in given})
+    import_modules(start.imports)
+    from toolkit.cli_options import as_toml, model_of, settings_of
+
+    values = _values(directory, start, given)
+    settings = settings_of(values)
+    cores = values.get("cores", start.cores)
+    shared = _devices(directory, start, settings, cores)
+    import jax
+
+    from toolkit.language import TrainingRun, load_tokenizer, train_language_model
+    from toolkit.looped import load_checkpoint
+    from toolkit.training.profile import parsed_steps
+
+    table, published = values.get("looped", {}), settings.get("init_from")
+    if published is None:
+        config = model_of(table, values.get("preset"))
+    else:
+        if own := [name for name in table if name not in ("dtype", "remat")]:
+            raise ValueError(
+                f"{own[0]}: got {table[own[0]]!r} with init_from, whose model has its own"
+            )
+        config = load_checkpoint(published, **table).config
+    text = values.get("text", start.corpus)
+    text = text if isinstance(text, str) else tuple(text)
+    run = TrainingRun(config, text=text, cores=shared, **settings)
+    if start.print_config:
+        facts = dataclasses.asdict(run)
+        model = facts.pop("config")
+        print(as_toml({**facts, "looped": model | model.pop("options")}), end="")
+        return
+    result = train_language_model(
+        run,
+        directory,
+        tokenizer=None if start.tokenizer is None else load_tokenizer(start.tokenizer),
+        extend=start.extend is not None,
+        profile=parsed_steps(start.profile),
+    )
+    if result.stopped_by is not None:
+        sys.exit(130)  # what was saved, and how to go on, has been said
+    if jax.process_index():
+        return
+    print(f"\nheld-out loss {result.loss_in_words} after {result.step} steps")
+    if result.bytes_per_token is not None:
+        print(f'Go on with:  toolkit generate {directory} --prompt "The "')
+    else:
+        print(f"Go on with:  toolkit generate {directory} --tokenizer FILE")
+
+
+def train_command() -> Callable[..., None]:
+    """`train` with one flag per option, for tyro."""
+    from toolkit.cli_options import MODEL_FLAGS, flags_of
+    from toolkit.language.settings import TrainingSettings
+    from toolkit.looped import LoopedConfig
+
+    options = tuple(field.name for field in dataclasses.fields(TrainingSettings))
+    fields = [
+        *flags_of(LoopedConfig, MODEL_FLAGS, LoopedConfig.tiny("gdn gdn gdn full", loops=2)),
+        *flags_of(TrainingSettings, options, TrainingSettings()),
+    ]
+    run = dataclasses.make_dataclass("Run", fields)
+
+    def command(
+        directory: Annotated[Path, tyro.conf.Positional],
+        start: Annotated[Start, tyro.conf.arg(name="")],
+        run: Annotated[run, tyro.conf.arg(name="")],  # pyright: ignore[reportInvalidTypeForm]
+    ) -> None:
+        values = vars(run).items()
+        given = {name: value for name, value in values if value is not None and value is not False}
+        train(directory, **vars(start), **given)
+
+    command.__doc__ = train.__doc__ and train.__doc__.partition("        given:")[0]
+    return command
+
+
+def import_modules(names: tuple[str, ...]) -> None:
+    """Import modules of the working folder, which register mixers or optimisers."""
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        importlib.import_module(name)
+
+
+def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, Any]:
+    """All options as nested tables: the flags over --set, over the file, over the defaults."""
+    from toolkit.cli_options import MODEL_FLAGS, merged, parsed_settings, read_options
+
+    values: dict[str, Any] = {"looped": {"pattern": "gdn gdn gdn full", "loops": 2}}
+    file = read_options(start.config)
+    preset = start.preset or file.get("preset")
+    if preset is not None or "init_from" in {*file, *given}:
+        values = {"looped": {}}
+    if start.extend is not None:
+        values = _stored(directory)
+    values = merged(merged(values, file), parsed_settings(start.set))
+    flags: dict[str, Any] = {"looped": {}}
+    for name, value in given.items():
+        (flags["looped"] if name in MODEL_FLAGS else flags)[name] = value
+    layers = {"output_gate": True} if start.attention_output_gate else {}
+    seen = {} if start.sliding_window is None else {"sliding_window": start.sliding_window}
+    for word, options in (("full", layers), ("window", layers | seen)):
+        if options:
+            flags["looped"][word] = options
+    if start.text:
+        flags["text"] = [str(path) for path in start.text]
+    flags |= {} if preset is None else {"preset": preset}
+    flags |= {} if start.extend is None else {"steps": start.extend}
+    values = merged(values, flags)
+    if values.get("bias_rate") and "moe" in values["looped"].get("feed_forwards", "").split():
+        values = merged({"looped": {"moe": {"choice_bias": True}}}, values)
+    return values
+
+
+def _stored(directory: Path) -> dict[str, Any]:
+    """The options of the run in a folder."""
+    from toolkit.language.cores import read_run
+
+    if not (directory / "run.json").is_file():
+        raise ValueError(f"extend: {str(directory)!r} holds no run.json; wanted a finished run")
+    stored = read_run(directory)["configuration"]
+    if stored["training"]["init_from"] is not None:
+        model = {name: stored["model"][name] for name in ("dtype", "remat")}
+    else:
+        model = stored["model"]
+    return stored["training"] | {"looped": model}
+
+
+def _devices(directory: Path, start: Start, settings: dict[str, Any], cores: Any) -> int:
+    """Join the processes, or share out the cores of this machine; returns their number."""
+    from toolkit.language.cores import run_cores
+    from toolkit.parallel import join_processes, simulate_devices, use_cores
+
+    if start.print_config:
+        return 1 if cores is None else cores
+    if start.simulated_devices != 1:
+        simulate_devices(start.simulated_devices)
+    if join_processes(start.processes) > 1:
+        enable_compilation_cache(directory / "programs")  # which all hosts see
+        return 1
+    if start.simulated_devices != 1 or settings.get("layout", "single") != "single":
+        return 1
+    batch = settings.get("batch", 16)
+    return use_cores(run_cores(directory, batch) if cores is None else cores)
