@@ -1,10 +1,22 @@
 """The commands `toolkit generate` and `toolkit export`."""
 
+import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+
+OwnModules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import")]
+
+
+def import_modules(names: tuple[str, ...]) -> None:
+    """Import modules of the working folder, which register mixers or optimisers."""
+    if names and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        importlib.import_module(name)
 
 
 def generate(
@@ -18,6 +30,7 @@ def generate(
     repetition_penalty: float | None = None,
     seed: int = 0,
     tokenizer: Path | None = None,
+    imports: OwnModules = (),
 ) -> None:
     """Continue a prompt with a model trained by `toolkit train` or by the tour, or a published one.
 
@@ -33,7 +46,9 @@ def generate(
         repetition_penalty: make bytes of the text so far less likely by this factor.
         seed: seed of the sampling.
         tokenizer: the model's tokenizer.json; by default the one stored with it.
+        imports: a module of your own that registers the model's mixers (repeatable).
     """
+    import_modules(imports)
     from toolkit.language import (
         find_special_tokens,
         find_tokenizer,
@@ -70,6 +85,7 @@ def export(
     directory: Annotated[Path, tyro.conf.Positional],
     file: Annotated[Path, tyro.conf.Positional],
     dtype: Literal["float32", "float16", "bfloat16"] = "float16",
+    imports: OwnModules = (),
 ) -> None:
     """Write a trained model to one file, with the record of its training beside it.
 
@@ -77,7 +93,9 @@ def export(
         directory: the run's folder.
         file: the file to write, ending in .safetensors.
         dtype: type of the stored numbers.
+        imports: a module of your own that registers the model's mixers (repeatable).
     """
+    import_modules(imports)
     from toolkit.language import export_language_model
 
     path, record = export_language_model(directory, file, dtype=dtype)

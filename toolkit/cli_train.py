@@ -1,8 +1,6 @@
 """The command `toolkit train`: its options are the fields of the dataclasses of training."""
 
 import dataclasses
-import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from toolkit.cli_language import enable_compilation_cache
+from toolkit.cli_language import OwnModules, enable_compilation_cache, import_modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +42,7 @@ class Start:
     preset: str | None = None
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     extend: int | None = None
-    imports: Annotated[
-        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import")
-    ] = ()
+    imports: OwnModules = ()
     print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
     corpus: Literal["prose", "code"] = "prose"
@@ -140,14 +136,6 @@ def train_command() -> Callable[..., None]:
 
     command.__doc__ = train.__doc__ and train.__doc__.partition("        given:")[0]
     return command
-
-
-def import_modules(names: tuple[str, ...]) -> None:
-    """Import modules of the working folder, which register mixers or optimisers."""
-    if names and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    for name in names:
-        importlib.import_module(name)
 
 
 def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,9 @@ def with_average(
         optimizer: the whole optimiser, learning rate included.
         decay: 0.999 averages over about the last thousand updates.
 
+    Returns:
+        An optax transformation.
+
     Cost: A copy of the parameters, in float32 at least.
 
     Source: Polyak and Juditsky, 1992; optax.ema.
@@ -70,6 +73,9 @@ def evaluation_params(state: TrainState) -> Any:
 
     Args:
         state: of a run with `with_average`, with optax's schedule-free optimiser, or with neither.
+
+    Returns:
+        A pytree like `state.params`.
 
     Cost: Two reads of the parameters.
 
