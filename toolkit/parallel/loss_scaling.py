@@ -35,15 +35,15 @@ def with_loss_scale(
 
     Source: Micikevicius et al., Mixed precision training (arXiv:1710.03740), section 3.2.
     """
-    guarded = optax.apply_if_finite(optimizer, max_consecutive_errors=_MOST_SKIPPED)
+    guarded: Any = optax.apply_if_finite(optimizer, max_consecutive_errors=_MOST_SKIPPED)
 
     def init(params: Any) -> LossScaleState:
         return LossScaleState(
             jnp.float32(FIRST_SCALE), jnp.zeros((), jnp.int32), guarded.init(params)
         )
 
-    def update(gradients: Any, state: LossScaleState, params: Any = None, **extra: Any) -> tuple:
-        updates, inner = guarded.update(gradients, state.inner, params, **extra)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        updates, inner = guarded.update(updates, state.inner, params, **extra)
         good = jnp.where(inner.last_finite, state.good_steps + 1, 0)
         grown = jnp.where(good == grow_after, 2.0, 1.0)
         scale = state.loss_scale * jnp.where(inner.last_finite, grown, 0.5)

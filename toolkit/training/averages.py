@@ -52,14 +52,14 @@ def with_average(
         raise ValueError(f"decay must lie between 0 and 1, got {decay}")
     optimizer = optax.with_extra_args_support(optimizer)
     # optax corrects by 1 - decay**count in float32, which is off by a thousandth for 0.99999.
-    moving = optax.ema(decay, debias=False)
+    moving: Any = optax.ema(decay, debias=False)
 
     def init(params: Any) -> AverageState:
         decay_log = jnp.float32(math.log(decay))
         return AverageState(moving.init(_wide(params)), decay_log, optimizer.init(params))
 
-    def update(gradients: Any, state: AverageState, params: Any = None, **extra: Any) -> tuple:
-        updates, inner = optimizer.update(gradients, state.inner, params, **extra)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        updates, inner = optimizer.update(updates, state.inner, params, **extra)
         new = _wide(optax.apply_updates(params, updates))
         _, average = moving.update(new, state.average)
         return updates, AverageState(average, state.decay_log, inner)
