@@ -4,14 +4,23 @@ That file (`raven_modeling_minimal.py` of seal-rg/recurrent-pretraining, commit 
 float32 on these tensors and tokens, from the state zero.
 """
 
+import dataclasses
 import json
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from toolkit.looped import decode_step, generate, load_checkpoint, prefill
+from toolkit.looped import (
+    LoopedLM,
+    decode_step,
+    generate,
+    load_checkpoint,
+    prefill,
+    save_checkpoint,
+)
 
 CLOSE = 2e-5  # of the largest logit
 SETTINGS: dict[str, Any] = {
@@ -103,3 +112,27 @@ def test_steps_with_a_cache_are_the_parallel_form(folder):
 def test_what_is_not_huginn_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         load_checkpoint(write(tmp_path, **changes))
+
+
+def test_what_is_written_reads_back_to_the_bit(folder, tmp_path):
+    model, place = load_checkpoint(folder), tmp_path / "written"
+    save_checkpoint(model, place, style="huginn_raven", settings={"block_size": 64})
+    settings = json.loads((place / "config.json").read_text())
+    assert {name: settings[name] for name in SETTINGS} == SETTINGS
+    from safetensors.numpy import load_file
+
+    written, read = load_file(place / "model.safetensors"), tensors()
+    assert written.keys() == read.keys()
+    for name, tensor in read.items():
+        np.testing.assert_array_equal(written[name], tensor, err_msg=name)
+    again = load_checkpoint(place)
+    assert again.config == model.config
+    np.testing.assert_array_equal(again(jnp.asarray(TOKENS)), model(jnp.asarray(TOKENS)))
+    # Their attention adds nothing to the values.
+    bias = again.blocks[0].mixer.value.bias
+    bias[...] = bias[...].at[3].set(0.5)
+    with pytest.raises(ValueError, match=r"value.bias is not 0"):
+        save_checkpoint(again, tmp_path / "other", style="huginn_raven")
+    other = LoopedLM(dataclasses.replace(model.config, norm_of_sum=False), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="cannot express norm_of_sum"):
+        save_checkpoint(other, tmp_path / "third", style="huginn_raven")

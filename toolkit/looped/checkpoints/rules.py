@@ -21,7 +21,8 @@ class WeightRule(NamedTuple):
         is_stacked: whether `convert` makes of each tensor alone a part of one parameter, which are
             stacked: one tensor at a time is in memory.
         rows: (layer) -> rows of each tensor, where there are several and they are not stacked.
-        stored: the shape of a vector in files, with one -1; None: one axis.
+        stored: the shape of a vector in files, with one -1, or (layer) -> the shape of a tensor
+            that is no matrix; None: one axis, or what the parameters' shapes say.
     """
 
     theirs: tuple[str, ...]
@@ -29,7 +30,7 @@ class WeightRule(NamedTuple):
     convert: Callable[..., Sequence[Array]]
     is_stacked: bool = False
     rows: Callable[[Any], Sequence[int]] | None = None
-    stored: tuple[int, ...] | None = None
+    stored: tuple[int, ...] | Callable[[Any], tuple[int, ...]] | None = None
 
 
 def stacked(ours: str, theirs: Sequence[str]) -> WeightRule:

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "granite": "Granite",
     "granitemoehybrid": "GraniteMoeHybrid",
     "helium": "Helium",
+    "huginn_raven": "Raven",
     "jais2": "Jais2",
     "kimi_k2": "DeepseekV3",
     "kimi_linear": "KimiLinear",

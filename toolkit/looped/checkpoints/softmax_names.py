@@ -129,7 +129,17 @@ SOFTMAX_STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
                 ("query.kernel", "key.kernel", "value.kernel"),
                 _huginn_projections,
             ),
-            WeightRule(("qk_bias",), ("query.bias", "key.bias", "value.bias"), _huginn_biases),
+            WeightRule(
+                ("qk_bias",),
+                ("query.bias", "key.bias", "value.bias"),
+                _huginn_biases,
+                stored=lambda layer: (
+                    2,
+                    1,
+                    layer.query.out_features // layer.head_size,
+                    layer.head_size,
+                ),
+            ),
             projection("output", "proj.weight"),
         )
     },

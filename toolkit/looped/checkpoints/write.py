@@ -56,7 +56,7 @@ def save_checkpoint(
     The folder appears when it is complete. What was written reads back bit-equal in float32.
 
     Args:
-        model: a model that its family can express; looped ones are written as "ouro".
+        model: a model that its family can express, looped ones "ouro" or "huginn_raven".
         folder: a new folder, or an empty one.
         style: the `model_type`, a key of `ARCHITECTURES`, such as "llama" or "qwen3_moe".
         dtype: how numbers are stored.
@@ -169,6 +169,8 @@ def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...]
 
 def _shape(module: Any, rule: WeightRule, ours: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape of a tensor of which a rule makes parameters of these shapes."""
+    if callable(rule.stored):
+        return rule.stored(module)
     first, last = ours[0], sum(shape[-1] for shape in ours)
     candidates = [(*first[:-1], last)]
     if len(first) == 2:
@@ -196,15 +198,22 @@ def _inverted(
     rows: int,
 ) -> jax.Array:
     """Some rows of the tensor of which a rule makes these parameters."""
-    places = jnp.arange(math.prod(shape), dtype=jnp.int32).reshape(shape)
-    added = rule.convert(module, jnp.zeros(shape, jnp.int32)) if len(ours) == 1 else [0]
-    offset = np.asarray(added[0]).ravel()[:1].astype(np.float32).sum()
-    tensor = np.empty(math.prod(shape), np.float32)
-    for parameter, source in zip(ours, rule.convert(module, places), strict=True):
-        source = np.asarray(source - offset if offset else source).astype(np.int64)
-        tensor[source.ravel()] = np.asarray(parameter[...], np.float32).ravel() - offset
+    count = math.prod(shape)
+    places = jnp.arange(1, count + 1, dtype=jnp.int32).reshape(shape)
+    added = rule.convert(module, jnp.zeros(shape, jnp.int32))
+    tensor = np.empty(count, np.float32)
+    made = zip(rule.ours, ours, rule.convert(module, places), added, strict=True)
+    for path, parameter, source, constant in made:
+        # A place of 0 is a number that the rule makes of no tensor.
+        source, constant = np.asarray(source - constant).astype(np.int64), np.asarray(constant)
+        held = np.asarray(parameter[...], np.float32) - constant.astype(np.float32)
+        if held[source == 0].any():
+            raise ValueError(
+                f"{path} is not {constant.flat[0]}, and checkpoints have no tensor of it"
+            )
+        tensor[source[source > 0] - 1] = held[source > 0]
     part = tensor.reshape(shape)[start : start + rows]
-    return jnp.asarray(part if rule.stored is None else part.reshape(rule.stored))
+    return jnp.asarray(part.reshape(rule.stored) if isinstance(rule.stored, tuple) else part)
 
 
 def _write_json(path: Path, value: Any) -> None:

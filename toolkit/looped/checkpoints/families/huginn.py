@@ -30,6 +30,22 @@ def _prepared(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _written(settings: dict[str, Any]) -> dict[str, Any]:
+    """How many layers each of the three stacks has; the scale of the embedding follows."""
+    found = {name: value for name, value in settings.items() if name != "embedding_scale"}
+    stacks = {"prelude": "prelude", "recurrent_block": "layer_types", "coda": "coda"}
+    for part, name in stacks.items():
+        words = found.pop(name)
+        layers = words.split() if isinstance(words, str) else words
+        found[f"n_layers_in_{part}"] = len(layers)
+    found["num_hidden_layers"] = found["n_layers"] = sum(
+        found[f"n_layers_in_{part}"] for part in stacks
+    )
+    if found["mean_backprop_depth"] is None:  # the gradient flows through all loops
+        found["mean_backprop_depth"] = found["mean_recurrence"]
+    return found
+
+
 _SPELLING = Spelling(
     sizes={
         "vocabulary": "vocab_size",
@@ -63,6 +79,7 @@ _SPELLING = Spelling(
     "test_time_noise_type num_attention_heads num_key_value_heads head_dim hidden_size init_values "
     "effective_expected_depth tie_word_embeddings",
     prepared=_prepared,
+    written=_written,
 )
 
 _NAMES = {
