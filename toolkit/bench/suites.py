@@ -57,7 +57,7 @@ SUITES: dict[str, Suite] = {
     "exits": Suite(
         "toolkit.bench.exits:cases",
         (2,),
-        "early exits of a model that is trained first: tokens per second against loss",
+        "early exits and mixtures of recursions, trained first: tokens per second against loss",
     ),
     "looped": Suite(
         "toolkit.bench.looped:cases",

@@ -15,7 +15,6 @@ from toolkit._checks import checked
 from toolkit._compat import module_list
 from toolkit.looped import LoopedLM
 from toolkit.looped.blocks import run_blocks
-from toolkit.looped.depth import before_coda
 from toolkit.looped.loop_rows import row_of
 from toolkit.parallel.pipeline import Context, Pipeline
 from toolkit.schedules import Schedule
@@ -89,7 +88,10 @@ def pipeline_language_model(
         >>> cut = pipeline_language_model(model, schedules.interleaved(1, 4, chunks=2), mesh)
     """
     config = model.config
-    for name in ("ladder_residual", "residual_group", "backward_loops", "random_start"):
+    for name in (
+        "ladder_residual", "residual_group", "backward_loops", "random_start", "streams",
+        "attention_residual", "message_rank", "recursion",
+    ):  # fmt: skip
         if getattr(config, name):
             raise ValueError(f"model: {name} is {getattr(config, name)}; a pipeline wants none")
     groups, rest = divmod(schedule.stages, config.loops)
@@ -145,7 +147,7 @@ def pipeline_language_model(
     def last(shared: Any, x: dict[str, Array], data: dict[str, Array]) -> Array:
         model = nnx.merge(graph, shared)
         h, _ = run_blocks(
-            model.coda, before_coda(model, x["h"]), segment_ids=data.get("segment_ids")
+            model.coda, model.leave(x["h"], x.get("injected")), segment_ids=data.get("segment_ids")
         )
         targets = jnp.maximum(data["targets"], 0)
         losses = optax.softmax_cross_entropy_with_integer_labels(model.head(h), targets)

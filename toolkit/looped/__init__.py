@@ -13,6 +13,8 @@ with_loops                the same model with another number of loops
 exit_probabilities        probability of stopping after each loop (exit gate)
 exit_loss                 the loss that trains model and exit gate together
 exit_loop                 the loop after which to stop
+recursion_loss            the loss of a model whose router decides how many loops a token takes
+recursion_depths          how many it takes
 indexer_losses            the losses that train the indexers of DSA layers
 IndexerLosses             these losses, per layer and loop
 interleave, bookend, front_loaded, back_loaded, random_placement
@@ -91,6 +93,7 @@ from toolkit.looped.patterns import (
     with_windows,
 )
 from toolkit.looped.presets import PRESETS
+from toolkit.looped.recursion.loss import recursion_depths, recursion_loss
 from toolkit.looped.theory import (
     effective_transition,
     influence_bound,
@@ -138,6 +141,8 @@ __all__ = [
     "prefill",
     "random_placement",
     "read_sparsely",
+    "recursion_depths",
+    "recursion_loss",
     "register_layer",
     "rotate_latents",
     "sample_token",

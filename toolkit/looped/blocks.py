@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -12,7 +13,9 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.layers import norm_layer
 from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.mixing.streaming import is_streaming, stream_block
+from toolkit.looped.residual import Connections, Pass
 
 
 class Block(nnx.Module):
@@ -34,7 +37,9 @@ class Block(nnx.Module):
         F(h) = h + Mixer(Norm(h)) + FeedForward(Norm(h))      `shared_norm`: one norm for both
 
     What a sub-layer adds is multiplied by `residual_scale`. Where the word of the feed-forward
-    layer is "none", the mixer is the only sub-layer and no norm follows it.
+    layer is "none", the mixer is the only sub-layer and no norm follows it. With `streams` or
+    `attention_residual`, `connections` stand in place of these additions; see
+    `toolkit.looped.residual`.
 
     Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
         Models" (Ouro), 2025, for the second norms; Zhang et al., "Ladder-Residual", 2025,
@@ -42,7 +47,15 @@ class Block(nnx.Module):
     """
 
     def __init__(
-        self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs, feed_forward: str = "swiglu"
+        self,
+        word: str,
+        config: LoopedConfig,
+        *,
+        rngs: nnx.Rngs,
+        feed_forward: str = "swiglu",
+        stack: str = "blocks",
+        place: int = 0,
+        is_last: bool = True,
     ):
         width, dtype = config.width, config.compute_dtype
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs), config.ladder_residual
@@ -62,9 +75,15 @@ class Block(nnx.Module):
         is_fed = self.is_fed = feed_forward != "none"
         self.feed_forward_norm = norm(is_fed and config.pre_norm and not config.shared_norm)
         self.mixer_end_norm = norm(config.sandwich_norm)
+        self.end_norm = norm(config.prelude_norm and stack == "prelude" and is_last)
         self.feed_forward_end_norm = norm(is_fed and config.sandwich_norm)
         self.is_parallel, self.has_one_norm = config.parallel_residual, config.shared_norm
         self.residual_scale, self.normalises_sum = config.residual_scale, config.norm_of_sum
+        is_connected = config.streams is not None or config.attention_residual is not None
+        where = {"stack": stack, "place": place, "is_last": is_last, "is_fed": is_fed}
+        self.connections: Any = (
+            Connections(config, rngs=rngs, **where) if is_connected else nnx.data(None)
+        )
 
     def __call__(
         self,
@@ -74,6 +93,7 @@ class Block(nnx.Module):
         cache: Any = None,
         window: int | None = None,
         behind: Array | None = None,
+        positions: Int[Array, "batch time"] | None = None,
         return_routing: bool = False,
     ) -> tuple[Any, Any]:
         """Process a whole sequence; also returns its cache, or None if there was none.
@@ -89,27 +109,67 @@ class Block(nnx.Module):
                 raise ValueError(f"block_chunks: not available for {what}; wanted 1")
             return stream_block(self, h, window=window), None
         read = h if behind is None else behind
-        mixed, cache = self.mix(read, segment_ids=segment_ids, cache=cache, window=window)
+        how = {"segment_ids": segment_ids, "positions": positions}
+        mixed, cache = self.mix(read, cache=cache, window=window, **how)
         out, routing = self._finish(h, mixed, is_ladder=behind is not None)
         if return_routing:
-            return out, None if routing is None else routing_statistics(routing)
+            return out, _statistics(routing)
         return out, cache
 
-    def mixer_input(self, h: Array) -> Array:
+    def connected(
+        self,
+        state: Any,
+        *,
+        cache: Any = None,
+        window: int | None = None,
+        before: Pass | None = None,
+        is_step: bool = False,
+        **how: Any,
+    ) -> tuple[Any, Any, Any]:
+        """A block with connections on the state of its stack, for a sequence or for one token.
+
+        Returns the next state, the cache, and the router's decisions if there is one. `before` is
+        what the loop before left, for looped blocks with messages.
+        """
+        own = self.connections
+        read, write = own.mixer(state)
+        messages = None if own.gates is None else own.gates.messages(before)
+        if messages is not None:
+            read = own.gates.of_mixer(read, messages, before)
+        if is_step:
+            x, seen = self.mixer_input(read), _only_if_given(window)
+            mixed, cache = self.mixer.step(x, cache, **seen)
+        else:
+            mixed, cache = self.mix(read, cache=cache, window=window, **how)
+        state = write(self._ended(mixed, self.mixer_end_norm))
+        if not self.is_fed:
+            return state, cache, None
+        read, write = own.feed_forward(state)
+        if messages is not None:
+            read = own.gates.of_feed_forward(read, messages, before)
+        norm = self.feed_forward_norm
+        fed, routing = self.feed_forward.routed(read if norm is None else norm(read))
+        return write(self._ended(fed, self.feed_forward_end_norm)), cache, routing
+
+    def mixer_input(self, h: Any) -> Any:
         """What the mixer reads of the stream."""
-        return h if self.mixer_norm is None else self.mixer_norm(h)
+        if self.mixer_norm is None:
+            return h
+        return Separate(*map(self.mixer_norm, h)) if isinstance(h, Separate) else self.mixer_norm(h)
 
     def mix(
         self,
-        h: Float[Array, "batch time width"],
+        h: Float[Array, "batch time width"] | Separate,
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         cache: Any = None,
         window: int | None = None,
+        positions: Int[Array, "batch time"] | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
         """The first half: the mixer's output, and the cache after it."""
-        read = self.mixer_input(h)
-        return self.mixer(read, segment_ids=segment_ids, cache=cache, **_only_if_given(window))
+        read, how = self.mixer_input(h), _only_if_given(window)
+        how |= {} if positions is None else {"positions": positions}
+        return self.mixer(read, segment_ids=segment_ids, cache=cache, **how)
 
     def step(
         self,
@@ -143,7 +203,10 @@ class Block(nnx.Module):
     def _added(self, h, more, norm):
         if self.normalises_sum and norm is not None:
             return norm(h + self._scaled(more))
-        return h + self._scaled(more if norm is None else norm(more))
+        return h + self._ended(more, norm)
+
+    def _ended(self, more, norm):
+        return self._scaled(more if norm is None else norm(more))
 
     def _scaled(self, more):
         if self.residual_scale != 1:
@@ -176,37 +239,58 @@ class GroupResidual(nnx.Module):
 
 def run_blocks(
     blocks: Sequence[Block],
-    h: Float[Array, "batch *time width"],
+    h: Any,
     *,
     windows: tuple[int | None, ...] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
+    positions: Int[Array, "batch time"] | None = None,
     caches: tuple[Any, ...] | None = None,
     residual: GroupResidual | None = None,
+    before: Pass | None = None,
     return_routing: bool = False,
-) -> tuple[Float[Array, "batch *time width"], Any]:
-    """Run a stack of physical layers on a sequence or, with caches, on one token [batch, width].
+) -> tuple[Any, Any]:
+    """Run a stack of physical layers on a sequence [batch, time, width] or, with caches, on one
+    token [batch, width].
 
     Returns the stream and the new caches, or with `return_routing` in their place the statistics
-    of the layers that have a router, which are of whole sequences.
+    of the layers that have a router, which are of whole sequences. In models with messages the
+    stream between stacks is a `Sourced`, and `before` what the loop before left.
     """
-    is_ladder = bool(len(blocks)) and blocks[0].is_ladder
     others: list[Any] = []
-    start, behind = h, h if is_ladder else None
-    asked = {"return_routing": True} if return_routing else {}
+    is_step = jax.tree.leaves(h)[0].ndim == 2
     none = (None,) * len(blocks)
-    stack = zip(blocks, windows or none, caches or none, strict=True)
-    for layer, (block, window, cache) in enumerate(stack):
-        if h.ndim == 2:
-            h, other = block.step(h, cache, window=window, behind=behind)
-        else:
-            how = {"window": window, "behind": behind, **asked}
-            h, other = block(h, segment_ids=segment_ids, cache=cache, **how)
-        h, behind = h if is_ladder else (h, None)
-        h, start = (h, start) if residual is None else residual(layer, h, start)
-        others.append(other)
+    stack = list(zip(blocks, windows or none, caches or none, strict=True))
+    where = {"segment_ids": segment_ids, "positions": positions}
+    if len(blocks) and blocks[0].connections is not None:
+        if not is_step and caches is None and is_streaming():
+            raise ValueError("block_chunks: not available with streams of connections; wanted 1")
+        how = {"before": before, "is_step": is_step, **({} if is_step else where)}
+        state = blocks[0].connections.opened(h)
+        for block, window, cache in stack:
+            state, other, routing = block.connected(state, cache=cache, window=window, **how)
+            others.append(_statistics(routing) if return_routing else other)
+        h = blocks[-1].connections.closed(state)
+    else:
+        is_ladder = bool(len(blocks)) and blocks[0].is_ladder
+        start, behind = h, h if is_ladder else None
+        how = {**where, "return_routing": return_routing}
+        for layer, (block, window, cache) in enumerate(stack):
+            if is_step:
+                h, other = block.step(h, cache, window=window, behind=behind)
+            else:
+                h, other = block(h, cache=cache, window=window, behind=behind, **how)
+            h, behind = h if is_ladder else (h, None)
+            h, start = (h, start) if residual is None else residual(layer, h, start)
+            others.append(other)
+    if len(blocks) and blocks[-1].end_norm is not None:
+        h = blocks[-1].end_norm(h)
     if return_routing:
         return h, tuple(statistics for statistics in others if statistics is not None)
     return h, None if caches is None else tuple(others)
+
+
+def _statistics(routing: Any) -> Any:
+    return None if routing is None else routing_statistics(routing)
 
 
 def _only_if_given(window):

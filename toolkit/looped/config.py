@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -15,6 +15,8 @@ from toolkit.looped.mixing.layer import (
     OptionsByWord,
     check_numbers,
 )
+from toolkit.looped.recursion.routing import check_recursion
+from toolkit.looped.residual.checks import check_connections
 from toolkit.looped.windows import parsed_windows
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -60,9 +62,15 @@ class LoopedConfig(LayerConfig):
         coda: layers that run once, after the loops.
         input_injection: start every loop from adapter([h, e]), where e is the prelude's output; the
             adapter is a projection from 2 width to width.
+        injection: what that adapter is: "linear", or "diagonal": a stable linear system over the
+            loops, as in Parcae (see `DiagonalInjection`).
+        prelude_norm: a norm of the prelude's output.
+        coda_projection: a projection between the last loop and the coda.
         loop_embedding: add a learned vector to the input of each loop, zero-initialised.
         norm_every_loop: apply the final norm after every loop, not only after the last.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
+        recursion: "expert" or "token": a router decides how many loops each token takes
+            (Mixture-of-Recursions; see `recursion_loss`). None: all take all.
         pre_norm: a norm per sub-layer, on its input.
         sandwich_norm: a second norm per sub-layer, on its output; without `pre_norm` the only one,
             as in OLMo 2.
@@ -74,6 +82,14 @@ class LoopedConfig(LayerConfig):
             the all-reduce of that one overlaps with computation (see `Block`).
         residual_group: layers per group; a group's input, times a learned scalar that starts at
             zero, is added to its output (None: no groups).
+        streams: residual streams that hyper-connections mix around every sub-layer, at least 2
+            (None: one, to which sub-layers add); see `toolkit.looped.residual`.
+        stream_mixing_steps: Sinkhorn's steps that make the mixing of streams doubly stochastic.
+        attention_residual: layers per group in attention residuals: every sub-layer reads a softmax
+            mean of the sums of all groups, in place of the stream (None: it reads the stream).
+        message_rank: with `attention_residual`, every loop starts from the prelude's output, and
+            gates of this rank mix in messages of the loop before, as in Inkling-2 (None: a loop
+            starts from the output of the one before).
         embedding_std: standard deviation of the initial embedding (None: width^-1/2, as LT2). At 1
             a token weighs as much in the residual stream as a layer's first outputs, and recall is
             learnt much sooner; the head should then be a separate table.
@@ -116,9 +132,13 @@ class LoopedConfig(LayerConfig):
     prelude: str = ""
     coda: str = ""
     input_injection: bool = False
+    injection: Literal["linear", "diagonal"] = "linear"
+    prelude_norm: bool = False
+    coda_projection: bool = False
     loop_embedding: bool = False
     norm_every_loop: bool = False
     exit_gate: bool = False
+    recursion: Literal["expert", "token"] | None = None
     pre_norm: bool = True
     sandwich_norm: bool = False
     norm_of_sum: bool = False
@@ -127,6 +147,10 @@ class LoopedConfig(LayerConfig):
     shared_norm: bool = False
     ladder_residual: bool = False
     residual_group: int | None = None
+    streams: int | None = None
+    stream_mixing_steps: int = 20
+    attention_residual: int | None = None
+    message_rank: int | None = None
     embedding_std: float | None = None
     tied_embedding: bool = True
     embedding_scale: float = 1.0
@@ -179,6 +203,8 @@ class LoopedConfig(LayerConfig):
             parsed_windows(self.windows, self.loops, self.layers.count("full"))
         self._check_loops()
         self._check_norms()
+        check_connections(self)
+        check_recursion(self)
 
     def __getattr__(self, name: str) -> Any:
         if name in FEED_FORWARDS or name in LAYERS:
@@ -234,7 +260,8 @@ class LoopedConfig(LayerConfig):
     @property
     def per_loop_switches(self) -> tuple[str, ...]:
         """Fields with parameters per loop, which fix the number of loops."""
-        own = [name for name in ("residual_gate", "loop_embedding") if getattr(self, name)]
+        names = ("residual_gate", "loop_embedding", "recursion")
+        own = [name for name in names if getattr(self, name)]
         return (*own, "windows") if self.loops_differ else tuple(own)
 
     @property
@@ -278,9 +305,19 @@ class LoopedConfig(LayerConfig):
                     f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
                     "last; turn one of them off."
                 )
-        for name, needed in (("norm_of_sum", "sandwich_norm"), ("norm_before_coda", "coda")):
+        needs = {
+            "norm_of_sum": "sandwich_norm",
+            "norm_before_coda": "coda",
+            "coda_projection": "coda",
+            "prelude_norm": "prelude",
+        }
+        for name, needed in needs.items():
             if getattr(self, name) and not getattr(self, needed):
                 raise ValueError(f"{name} without {needed}: turn it off, or {needed} on.")
+        if self.injection not in ("linear", "diagonal"):
+            raise ValueError(f'injection is {self.injection!r}; want "linear" or "diagonal".')
+        if self.injection != "linear" and not self.input_injection:
+            raise ValueError(f"injection {self.injection!r} without input_injection: turn it on.")
         if self.random_start and not self.input_injection:
             raise ValueError(
                 "random_start without input_injection: the loops would never see the tokens."

@@ -74,11 +74,6 @@ def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Arr
     return (START_STD * noise).astype(like.dtype)
 
 
-def before_coda(model: Any, h: Float[Array, "... width"]) -> Float[Array, "... width"]:
-    """What the coda reads after the last loop."""
-    return model.norm(h) if model.config.norm_before_coda else h
-
-
 @checked
 def with_loops(model: Model, loops: int) -> Model:
     """Give a model another number of loops, for instance more than in training.
@@ -121,12 +116,12 @@ def check_alike(config: LoopedConfig, loops: Any) -> None:
 def run_alike(
     loop: Callable[[Any, Array], Array],
     shared: Any,
-    h: Float[Array, "... width"],
+    h: Any,
     count: int | Int[Array, ""],
     *,
     backward: int,
     remat: bool = False,
-) -> tuple[Float[Array, "... width"], Float[Array, "loops ... width"] | None]:
+) -> tuple[Any, Any]:
     """h <- loop(shared, h), `count` times, with the gradient of the last `backward` times alone."""
     # Truncated back-propagation as in Huginn: earlier loops keep nothing for the backward pass. A
     # traced count compiles once for all counts, but leaves no hidden states to return.
@@ -138,10 +133,11 @@ def run_alike(
         early = max(0, count - backward)
         h, first = _repeat(forward, jax.lax.stop_gradient(h) if early else h, early)
         h, last = _repeat(learn, h, count - early)
-        return h, jnp.concatenate([first, last])
+        return h, jax.tree.map(lambda *parts: jnp.concatenate(parts), first, last)
     early = jnp.maximum(count - backward, 0)
     after = jax.lax.fori_loop(0, early, lambda _, h: forward(h), jax.lax.stop_gradient(h))
-    h = jnp.where(early > 0, after, h)  # without earlier loops the start receives a gradient too
+    # Without earlier loops the start receives a gradient too.
+    h = jax.tree.map(lambda run, start: jnp.where(early > 0, run, start), after, h)
 
     def learn_or_wait(h, runs):
         return jax.lax.cond(runs, learn, lambda h: h, h), None

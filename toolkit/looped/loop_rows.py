@@ -1,5 +1,7 @@
-"""Per-loop parameters, one row per loop; and the check of tokens."""
+"""Per-loop parameters, one row per loop, and the scan over them; and the check of tokens."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +26,39 @@ class LoopRow(NamedTuple):
 def row_of(stacked: Any, tau: int) -> Any:
     """One loop's part of arrays with a leading axis of loops."""
     return jax.tree.map(lambda leaf: leaf[tau], stacked)
+
+
+def run_rows(
+    config: Any,
+    rows: LoopRow,
+    body: Callable[[int, Any, LoopRow], tuple[Any, Any]],
+    h: Any,
+    *,
+    remat: bool = False,
+) -> tuple[Any, tuple[Any, ...]]:
+    """Run body(loop, h, row) for every loop: by `lax.scan` if all are alike, otherwise unrolled.
+
+    With `remat`, loops that differ are a scan over a `lax.switch`, because XLA for CPUs merges the
+    recomputation of unrolled loops with their first computation and saves no memory.
+    """
+    if config.loops_differ and not remat:
+        results = []
+        for tau in range(config.loops):
+            h, result = body(tau, h, row_of(rows, tau))
+            results.append(result)
+        return h, tuple(results)
+    first = [config.loop_windows.index(windows) for windows in config.loop_windows]
+    kinds = sorted(set(first))
+
+    def one(h, xs):
+        kind, row = xs
+        branches = [functools.partial(body, tau) for tau in kinds]
+        return jax.lax.switch(kind, branches, h, row)
+
+    if remat:
+        one = jax.checkpoint(one, prevent_cse=False)
+    h, stacked = jax.lax.scan(one, h, (jnp.array([kinds.index(tau) for tau in first]), rows))
+    return h, tuple(row_of(stacked, tau) for tau in range(config.loops))
 
 
 def check_tokens(tokens: Int[Array, "batch time"], vocabulary: int) -> None:

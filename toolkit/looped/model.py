@@ -13,9 +13,12 @@ from toolkit._compat import module_list
 from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
-from toolkit.looped.depth import before_coda, check_alike, reconfigured, run_alike, start_noise
+from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
+from toolkit.looped.injection import DiagonalInjection
 from toolkit.looped.layers import Embedding, linear, norm_layer, read_out
-from toolkit.looped.loop_rows import LoopRow, row_of
+from toolkit.looped.loop_rows import LoopRow, run_rows
+from toolkit.looped.recursion.routing import Router, recursive_loop
+from toolkit.looped.residual import Pass
 from toolkit.looped.sequences import check_sequences
 
 
@@ -32,7 +35,8 @@ class LoopedLM(nnx.Module):
 
     The configuration may add, in this order: a prelude that makes e of h^(0), after which the loops
     may start from noise; input injection, where F_1 reads adapter([h, e]) and h is h^(tau-1) plus
-    the loop's embedding; the norm after every loop; a coda after the last.
+    the loop's embedding; the norm after every loop; a coda after the last. With `message_rank`
+    every loop starts from the prelude's output instead, and reads messages of the loop before.
 
     A model is a pytree and an ordinary argument of `jax.jit` and `jax.grad`.
 
@@ -44,8 +48,10 @@ class LoopedLM(nnx.Module):
         prelude, blocks, coda: the physical layers before, in and after the loops.
         rho: per-loop residual gate [loops, width], or None.
         loop_embedding: per-loop addition [loops, width], or None.
-        adapter: projection of the injected input, or None.
+        adapter: what reads the state and the injected input, or None.
+        leaving: projection of what the loops make, before the coda, or None.
         exit_gate: projection whose sigmoid is the chance to stop, or None.
+        recursion_router: how many loops each token takes, or None.
         group_residual: shares of the inputs of groups of layers, or None.
         norm: final norm.
 
@@ -75,27 +81,41 @@ class LoopedLM(nnx.Module):
             for layers in (config.prelude_layers, config.layers, config.coda_layers)
         )
 
-        def stack(layers: list[tuple[str, str]]) -> Any:
+        def stack(layers: list[tuple[str, str]], name: str) -> Any:
+            last = len(layers) - 1
             return module_list(
-                [Block(word, config, rngs=rngs, feed_forward=fed) for word, fed in layers]
-            )
+                [
+                    Block(
+                        word, config, rngs=rngs, feed_forward=fed, stack=name, place=place,
+                        is_last=place == last,
+                    )
+                    for place, (word, fed) in enumerate(layers)
+                ]
+            )  # fmt: skip
 
-        self.blocks = stack(looped)
+        self.blocks = stack(looped, "blocks")
         self.rho = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
         )
         self.norm = norm_layer(config.norm, width, epsilon=config.norm_epsilon, **how)
-        self.prelude = stack(prelude)
-        self.coda = stack(coda)
+        self.prelude = stack(prelude, "prelude")
+        self.coda = stack(coda, "coda")
         self.loop_embedding = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.loop_embedding else nnx.data(None)
         )
-        self.adapter = (
-            linear(2 * width, width, dtype, rngs, std=(2 * width) ** -0.5)
-            if config.input_injection
-            else nnx.data(None)
+        self.adapter: Any = nnx.data(None)
+        if config.input_injection and config.injection == "diagonal":
+            self.adapter = DiagonalInjection(width)
+        elif config.input_injection:
+            self.adapter = linear(2 * width, width, dtype, rngs, std=(2 * width) ** -0.5)
+        is_projected = config.coda_projection
+        self.leaving = (
+            linear(width, width, dtype, rngs, std=width**-0.5) if is_projected else nnx.data(None)
         )
         self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else nnx.data(None)
+        self.recursion_router: Any = (
+            Router(config, rngs=rngs) if config.recursion else nnx.data(None)
+        )
         self.group_residual = (
             GroupResidual(len(config.layers), config.residual_group)
             if config.residual_group
@@ -185,6 +205,8 @@ class LoopedLM(nnx.Module):
                 f"feed_forwards is {self.config.feed_forwards!r}; a model with routing has a "
                 '"moe" layer.'
             )
+        if self.config.recursion is not None:
+            raise ValueError("recursion: loops leave tokens out, and routing counts all of them.")
         h, _, routing = self._run(tokens, segment_ids=segment_ids, return_routing=True)
         return h, tuple(routing or ())
 
@@ -225,7 +247,7 @@ class LoopedLM(nnx.Module):
 
             def body(tau, h, row):
                 h, other = self.loop(h, *row, tau=tau, injected=injected, **how)
-                return h, (h if return_loops else None, other)
+                return h, (hidden_of(h) if return_loops else None, other)
 
             h, kept = self.run_loops(body, start, remat=self.config.remat)
             states, within = zip(*kept, strict=True)
@@ -244,75 +266,77 @@ class LoopedLM(nnx.Module):
                 backward=self.config.backward_loops,
                 remat=self.config.remat,
             )
-        h, after = run_blocks(self.coda, before_coda(self, h), **how)
+            hidden = None if hidden is None else hidden_of(hidden)
+        h, after = run_blocks(self.coda, self.leave(h, injected), **how)
         if not return_routing:
             return h, hidden, None
         once = jax.tree.map(lambda x: x[None], (before, after))
         return h, hidden, (*once[0], *jax.tree.map(lambda *x: jnp.stack(x), *within), *once[1])
 
     def start(
-        self, injected: Float[Array, "... width"], key: Array | None = None
-    ) -> Float[Array, "... width"]:
-        """The input of the first loop."""
-        return start_noise(key, injected) if self.config.random_start else injected
+        self, injected: Any, key: Array | None = None, *, length: Int[Array, "batch"] | None = None
+    ) -> Any:
+        """What the first loop is given: the stream, or what loops hand on in its place.
+
+        `length` is the number of tokens of each row before these.
+        """
+        config = self.config
+        if config.recursion is not None:
+            return self.recursion_router.start(injected, length)
+        if config.message_rank is not None:
+            return Pass.before(injected, len(config.layers) // (config.attention_residual or 1))
+        return start_noise(key, injected) if config.random_start else injected
+
+    def leave(self, h: Any, injected: Any) -> Any:
+        """What the coda or the head reads after the last loop."""
+        if self.config.message_rank is not None:
+            return h.for_coda(injected)
+        h = hidden_of(h)
+        h = self.norm(h) if self.config.norm_before_coda else h
+        return h if self.leaving is None else self.leaving(h)
 
     def run_loops(
         self,
-        body: Callable[[int, Array, LoopRow], tuple[Array, Any]],
-        h: Float[Array, "... width"],
+        body: Callable[[int, Any, LoopRow], tuple[Any, Any]],
+        h: Any,
         *,
         remat: bool = False,
-    ) -> tuple[Float[Array, "... width"], tuple[Any, ...]]:
-        """Run body(loop, h, row) for every loop: by `lax.scan` if all are alike, otherwise
-        unrolled.
-
-        The other results of `body` are returned per loop. With `remat`, loops that differ are a
-        scan over a `lax.switch`, because XLA for CPUs merges the recomputation of unrolled loops
-        with their first computation and saves no memory.
-        """
-        config, rows = self.config, self.loop_rows()
-        if config.loops_differ and not remat:
-            results = []
-            for tau in range(config.loops):
-                h, result = body(tau, h, row_of(rows, tau))
-                results.append(result)
-            return h, tuple(results)
-        first = [config.loop_windows.index(windows) for windows in config.loop_windows]
-        kinds = sorted(set(first))
-
-        def one(h, xs):
-            kind, row = xs
-            branches = [functools.partial(body, tau) for tau in kinds]
-            return jax.lax.switch(kind, branches, h, row)
-
-        if remat:
-            one = jax.checkpoint(one, prevent_cse=False)
-        h, stacked = jax.lax.scan(one, h, (jnp.array([kinds.index(tau) for tau in first]), rows))
-        return h, tuple(row_of(stacked, tau) for tau in range(config.loops))
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Run body(loop, h, row) for every loop, as `run_rows`; its other results come per loop."""
+        return run_rows(self.config, self.loop_rows(), body, h, remat=remat)
 
     def loop(
         self,
-        h: Float[Array, "batch *time width"],
+        h: Any,
         rho: Float[Array, "width"] | None,
         embedding: Float[Array, "width"] | None = None,
         *,
         tau: int = 0,
-        injected: Float[Array, "batch *time width"] | None = None,
+        injected: Any = None,
         segment_ids: Int[Array, "batch time"] | None = None,
         caches: tuple[Any, ...] | None = None,
         return_routing: bool = False,
-    ) -> tuple[Float[Array, "batch *time width"], tuple[Any, ...] | None]:
+    ) -> tuple[Any, tuple[Any, ...] | None]:
         """One pass of a sequence or of one token through all layers, plus rho times its input."""
-        windows = self.config.loop_windows[tau]
-        out, caches = run_blocks(
+        run = functools.partial(
+            run_blocks,
             self.blocks,
-            self._loop_input(h, embedding, injected),
-            windows=windows,
-            segment_ids=segment_ids,
-            caches=caches,
+            windows=self.config.loop_windows[tau],
             residual=self.group_residual,
             return_routing=return_routing,
         )
+        where = {"segment_ids": segment_ids, "caches": caches}
+        if self.config.recursion is not None:
+
+            def through(h: Array, **how: Any) -> tuple[Array, Any]:
+                return run(self._loop_input(h, embedding, None), **how)
+
+            return recursive_loop(self.recursion_router, through, h, **where)
+        run = functools.partial(run, **where)
+        if self.config.message_rank is not None:
+            state, caches = run(injected, before=h)
+            return Pass.after(injected, state), caches
+        out, caches = run(self._loop_input(h, embedding, injected))
         return self._loop_output(out, rho, h), caches
 
     def _loop_input(self, h, embedding, injected):
@@ -345,3 +369,8 @@ class LoopedLM(nnx.Module):
         scale = self.config.head_scale
         h = h if scale == 1 else h * jnp.asarray(scale, h.dtype)
         return h, table[...].astype(self.config.compute_dtype)
+
+
+def hidden_of(h: Any) -> Float[Array, "... width"]:
+    """The stream in what a loop hands on."""
+    return h if isinstance(h, jax.Array) else h.h

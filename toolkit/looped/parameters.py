@@ -14,6 +14,7 @@ from toolkit._checks import checked
 from toolkit.attention import mixer
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
+from toolkit.looped.injection import injection_parameters
 from toolkit.looped.mixing import LAYERS
 
 
@@ -46,13 +47,34 @@ def parameter_count(config: LoopedConfig) -> int:
     blocks += sum(_fed(config, config.feed_forward_words, is_active=False))
     without = config.pre_norm - config.shared_norm + config.sandwich_norm
     blocks -= config.feed_forward_words.count("none") * without * each
-    per_loop = config.loops * width * (config.residual_gate + config.loop_embedding)
-    adapter = 2 * width * width if config.input_injection else 0
+    per_loop = config.residual_gate + config.loop_embedding + (config.recursion is not None)
+    per_loop *= config.loops * width
+    adapter = injection_parameters(config) + width * width * config.coda_projection
+    adapter += config.prelude_norm * each
     exit_gate = width + 1 if config.exit_gate else 0
     groups = -(-len(config.layers) // config.residual_group) if config.residual_group else 0
     tables = (1 if config.tied_embedding else 2) * config.vocabulary * width
     tables += config.head_bias * config.vocabulary
-    return tables + blocks + each + per_loop + adapter + exit_gate + groups
+    return tables + blocks + each + per_loop + adapter + exit_gate + groups + _connections(config)
+
+
+def _connections(config: LoopedConfig) -> int:
+    """The parameters of what stands in place of residual additions, all blocks together."""
+    width, streams = config.width, config.streams
+    if streams is None and config.attention_residual is None:
+        return 0
+    fed = sum(word != "none" for word in config.feed_forward_words)
+    layers = len(config.feed_forward_words)
+    if streams is not None:
+        stacks = 1 + bool(config.prelude) + bool(config.coda)
+        mixed = (2 + streams) * streams
+        each = (streams * width + 1) * mixed + 3
+        return (layers + fed) * each + stacks * ((streams * width + 1) * streams + 1)
+    if config.message_rank is None:
+        stacks = 1 + bool(config.prelude) + bool(config.coda)
+        return (layers + fed) * width  # the first layer of a stack reads it, its end has a query
+    gates = 4 * len(config.layers) * (4 * width * config.message_rank + width)
+    return (layers + fed) * width + gates
 
 
 def layer_parameters(word: str, config: LoopedConfig) -> int:
@@ -65,7 +87,10 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
         "coda": "",
         "feed_forwards": "swiglu",
     }
-    elsewhere["norm_before_coda"] = False
+    for name in ("norm_before_coda", "coda_projection", "prelude_norm"):
+        elsewhere[name] = False
+    elsewhere |= {"streams": None, "attention_residual": None, "message_rank": None}
+    elsewhere["recursion"] = None
     options = {name: own for name, own in config.options.items() if name not in FEED_FORWARDS}
     return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere, options=options))
 

@@ -22,6 +22,10 @@ def check_sequences(
                 f"feed_forwards: {word!r} layers sort the tokens of whole sequences, and the "
                 'layout shards time; wanted a layout such as "data", or "swiglu"'
             )
+    if cuts_time() and config.recursion is not None:
+        raise ValueError(
+            "recursion sorts the tokens of whole sequences, and the layout shards time"
+        )
     for word in (*config.prelude_layers, *config.layers, *config.coda_layers):
         check_word(word, LAYERS[word].can_cut_time)
     if segment_ids is not None and segment_ids.shape != tokens.shape:

@@ -176,6 +176,9 @@ def _check_config(config: LoopedConfig) -> None:
         "parallel_residual",
         "head_bias",
         "head_soft_cap",
+        "streams",
+        "attention_residual",
+        "recursion",
     ):
         if getattr(config, name):
             raise ValueError(

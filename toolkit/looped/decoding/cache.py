@@ -64,7 +64,8 @@ class LoopedCache:
     def truncate(self, lengths: Int[Array, "batch"]) -> "LoopedCache":
         """Keep the first `lengths` tokens of every row, as if no others had been read.
 
-        TypeError where a layer keeps a state or an index, which `restore` brings back.
+        TypeError where a layer keeps a state or an index, which `restore` brings back. Not for
+        models with `recursion`, whose loops hold different numbers of tokens.
         """
         return self._by_layer(lambda cache: cache.truncate(lengths))
 
@@ -163,6 +164,8 @@ def read_sparsely(
     choice = sparse.choose(words)
     if "full" in config.options and config.full.sinks:
         raise ValueError("full.sinks: layers with sinks are not read sparsely; wanted False")
+    if config.recursion is not None:
+        raise ValueError("recursion: caches that lack tokens are not read sparsely; wanted None")
     if dense_layers < 0:
         raise ValueError(f"dense_layers must be at least 0; got {dense_layers}.")
     seen = 0

@@ -278,6 +278,8 @@ def _check(model, draft, prompt, length, drafts, temperature, key, shares_cache)
     for name, number, most in (("length", length, 2**20), ("drafts", drafts, MOST_DRAFTS)):
         if not 1 <= number <= most:
             raise ValueError(f"{name} must lie in [1, {most}]; got {number}.")
+    if model.config.recursion or draft.config.recursion:
+        raise ValueError("recursion: caches that lack tokens cannot go back to a length.")
     check_sampling(temperature or None, None, None)
     if temperature and key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")

@@ -21,7 +21,6 @@ from toolkit._checks import checked
 from toolkit.attention import bucket_length
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.decoding.cache import LoopedCache, empty_layers, empty_loop
-from toolkit.looped.depth import before_coda
 from toolkit.looped.loop_rows import check_tokens, row_of
 from toolkit.looped.model import LoopedLM
 
@@ -216,7 +215,9 @@ def _prefill(model, tokens, capacity, lengths):
         )
 
     h, loops = model.run_loops(body, model.start(injected))
-    h, after = run_blocks(model.coda, before_coda(model, h), segment_ids=segment_ids, caches=after)
+    h, after = run_blocks(
+        model.coda, model.leave(h, injected), segment_ids=segment_ids, caches=after
+    )
     return model.head(h[:, -1]), LoopedCache(loops, before, after)
 
 
@@ -228,13 +229,14 @@ def append(
     Logits after the last token or, with `every`, after each.
     """
     injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=cache.prelude)
-    h, rows, loops = model.start(injected), model.loop_rows(), []
+    length = None if model.config.recursion is None else cache.length
+    h, rows, loops = model.start(injected, length=length), model.loop_rows(), []
     # Unrolled: a scan over stacked caches would copy each of them out and back.
     for tau, caches in enumerate(cache.loops):
         row = row_of(rows, tau)
         h, caches = model.loop(h, *row, caches=caches, tau=tau, injected=injected)
         loops.append(caches)
-    h, after = run_blocks(model.coda, before_coda(model, h), caches=cache.coda)
+    h, after = run_blocks(model.coda, model.leave(h, injected), caches=cache.coda)
     return model.head(h if tokens.ndim == 1 or every else h[:, -1]), LoopedCache(
         tuple(loops), before, after
     )

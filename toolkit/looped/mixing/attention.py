@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.attention_options import AttentionOptions, WindowOptions
-from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer, Separate
 from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 from toolkit.looped.mixing.unwritten import UnwrittenCache
 from toolkit.parallel.context.along import sequence_attention
@@ -151,29 +151,32 @@ class AttentionLayer(MixingLayer):
 
     def __call__(
         self,
-        x: Float[Array, "batch time width"],
+        x: Float[Array, "batch time width"] | Separate,
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         cache: Any = None,
         window: int | None = None,
+        positions: Int[Array, "batch time"] | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
         """Mix a sequence, after the tokens of a cache if one is given.
 
-        `window` replaces the layer's own window, for models whose loops differ in windows.
+        `window` replaces the layer's own window, for models whose loops differ in windows, and
+        `positions` those that follow from the place in the sequence.
         """
-        length = None if cache is None else cache.length
-        self._check_length(x.shape[1], self.longest)
-        positions = token_positions(x.shape[:2], length, segment_ids)
+        length, (batch, time) = None if cache is None else cache.length, _query(x).shape[:2]
+        self._check_length(time, self.longest)
+        if positions is None:
+            positions = token_positions((batch, time), length, segment_ids)
         past = {"segment_ids": segment_ids, "initial_state": cache}
         out, cache = self._mix(x, positions, window, past)
-        return self._finish(x, out), cache
+        return self._finish(_query(x), out), cache
 
     def step(
-        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
+        self, x_t: Float[Array, "batch width"] | Separate, cache: Any, *, window: int | None = None
     ) -> tuple[Float[Array, "batch width"], Any]:
         """Mix one token and append it to the cache."""
         out_t, cache = self._mix_step(x_t, cache, window)
-        return self._finish(x_t, out_t), cache
+        return self._finish(_query(x_t), out_t), cache
 
     def rows(
         self, x: Float[Array, "batch time width"], lo: int, *, window: int | None = None
@@ -205,8 +208,9 @@ class AttentionLayer(MixingLayer):
         }
 
     def _project(self, x, positions):
-        split = (*x.shape[:-1], -1, self.head_size)
-        q, k, v = self.query(x), self.key(x), self.value(x)
+        of = x if isinstance(x, Separate) else Separate(x, x, x)
+        split = (*of.query.shape[:-1], -1, self.head_size)
+        q, k, v = self.query(of.query), self.key(of.key), self.value(of.value)
         if self.normalises_projection:
             q, k = self._normalised(q, k)
         q, k, v = (heads.reshape(split) for heads in (q, k, v))
@@ -231,6 +235,10 @@ class AttentionLayer(MixingLayer):
         if self.gate is not None:
             out *= jax.nn.sigmoid(self.gate(x))
         return self.output(out)
+
+
+def _query(x: Any) -> Array:
+    return x.query if isinstance(x, Separate) else x
 
 
 class WindowLayer(AttentionLayer):

@@ -3,16 +3,25 @@ configuration."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 from toolkit._checks import check_fields
 
 MOST: dict[str, int] = {"loops": 4096, "convolution_size": 256}
 """Upper bounds beyond which a configuration is surely a mistake; other numbers are bounded by the
 size of an array."""
+
+
+class Separate(NamedTuple):
+    """What the queries, keys and values of a softmax layer are made of, where that differs."""
+
+    query: Float[Array, "... width"]
+    key: Float[Array, "... width"]
+    value: Float[Array, "... width"]
 
 
 @dataclasses.dataclass(frozen=True)
