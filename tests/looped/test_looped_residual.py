@@ -28,7 +28,7 @@ STREAMS: dict[str, Any] = {
     "prelude": "full",
     "coda": "full",
 }
-SOURCES: dict[str, Any] = {"attention_residual": 2, "coda": "full"}
+SOURCES: dict[str, Any] = {"attention_residual": 2, "raw_sources": True, "coda": "full"}
 MESSAGES: dict[str, Any] = {
     "attention_residual": 1, "message_rank": 3, "prelude": "full", "coda": "full",
     "residual_gate": False,
@@ -110,3 +110,57 @@ def test_every_parameter_learns_and_recomputation_changes_nothing(name):
     for wanted, found in zip(jax.tree.leaves(plain), jax.tree.leaves(gradient(model)), strict=True):
         scale = float(jnp.abs(wanted).max())
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_attention_residuals_are_their_equation(is_raw):
+    """Two groups of one layer; every sub-layer reads a softmax mean over the sums so far."""
+    sizes = {"vocabulary": 40, "width": 16, "heads": 2, "residual_gate": False}
+    how: dict[str, Any] = {"attention_residual": 1, "raw_sources": is_raw}
+    model = LoopedLM(LoopedConfig.tiny("full full", **sizes, **how), rngs=nnx.Rngs(0))
+    first, last = model.blocks
+    ends = (first.connections.feed_forward, last.connections.mixer, last.connections.feed_forward)
+    queries = [end.residual.query for end in ends] + [last.connections.end.query]
+    for seed, query in enumerate(queries):
+        query[...] = 2 * jax.random.normal(jax.random.key(seed), query.shape)
+
+    def mean(query, *sources):
+        stacked = np.stack([np.asarray(source) for source in sources])
+        unit = stacked / np.sqrt(np.square(stacked).mean(-1, keepdims=True) + 1e-6)
+        scores = np.einsum("d,sbtd->sbt", np.asarray(query[...]), unit) / 4.0
+        shares = np.exp(scores) / np.exp(scores).sum(0)
+        return jnp.asarray(np.einsum("sbt,sbtd->btd", shares, stacked if is_raw else unit))
+
+    def mixed(block, x):
+        return block.mixer(block.mixer_norm(x))[0]
+
+    def fed(block, x):
+        return block.feed_forward(block.feed_forward_norm(x))
+
+    tokens = some_tokens(1, 5)
+    start = model.embedding(tokens)
+    one = mixed(first, start)
+    one = one + fed(first, mean(queries[0], start, one))
+    two = mixed(last, mean(queries[1], start, one))
+    two = two + fed(last, mean(queries[2], start, one, two))
+    wanted = model.head(mean(queries[3], start, one, two))
+    np.testing.assert_allclose(model(tokens), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"streams": 1}, "streams is 1"),
+        ({"streams": 2, "attention_residual": 1}, "exclude each other"),
+        ({"streams": 2, "ladder_residual": True}, "ladder_residual and streams"),
+        ({"attention_residual": 1, "residual_group": 1}, "residual_group and attention_residual"),
+        ({"raw_sources": True}, "raw_sources without attention_residual"),
+        ({"message_rank": 2}, "message_rank without attention_residual"),
+        (MESSAGES | {"residual_gate": True}, "residual_gate and message_rank"),
+        (MESSAGES | {"attention_residual": 2}, "prelude has 1 layers"),
+        (MESSAGES | {"pattern": "full gdn"}, "'gdn' layers read one input"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LoopedConfig.tiny(**({"pattern": "full full"} | changes))

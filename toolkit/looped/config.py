@@ -87,6 +87,8 @@ class LoopedConfig(LayerConfig):
         stream_mixing_steps: Sinkhorn's steps that make the mixing of streams doubly stochastic.
         attention_residual: layers per group in attention residuals: every sub-layer reads a softmax
             mean of the sums of all groups, in place of the stream (None: it reads the stream).
+        raw_sources: these means are of the sums themselves, as in Kimi's report, not of their
+            RMSNorms, as in Inkling-2; what weighs them is normalised in both.
         message_rank: with `attention_residual`, every loop starts from the prelude's output, and
             gates of this rank mix in messages of the loop before, as in Inkling-2 (None: a loop
             starts from the output of the one before).
@@ -150,6 +152,7 @@ class LoopedConfig(LayerConfig):
     streams: int | None = None
     stream_mixing_steps: int = 20
     attention_residual: int | None = None
+    raw_sources: bool = False
     message_rank: int | None = None
     embedding_std: float | None = None
     tied_embedding: bool = True

@@ -53,11 +53,12 @@ class Connections(nnx.Module):
         continues = has_messages and stack != "prelude"
         is_boundary = place % config.attention_residual == 0
         reads = place > 0 or continues
-        self.mixer = Connection(config.width, is_boundary=is_boundary, reads=reads)
+        how = {"is_raw": config.raw_sources}
+        self.mixer = Connection(config.width, is_boundary=is_boundary, reads=reads, **how)
         if is_fed:
-            self.feed_forward = Connection(config.width)
+            self.feed_forward = Connection(config.width, **how)
         if is_last and (not has_messages or stack == "coda"):
-            self.end = AttentionResidual(config.width)
+            self.end = AttentionResidual(config.width, **how)
         if has_messages and stack == "blocks":
             self.gates = MessageGates(config, rngs=rngs)
 

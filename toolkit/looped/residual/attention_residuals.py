@@ -7,6 +7,7 @@ of its own group included.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,28 +35,36 @@ class Sourced:
 
 
 def attend_to_sources(
-    queries: Float[Array, "queries width"], sources: Sequence[Float[Array, "... width"]]
+    queries: Float[Array, "queries width"],
+    sources: Sequence[Float[Array, "... width"]],
+    *,
+    is_raw: bool = False,
 ) -> Float[Array, "... queries width"]:
-    """sum_s softmax_s(q . n_s / sqrt(width)) n_s,   n_s = RMSNorm(source s); at least float32."""
-    values = normalised(jnp.stack(sources, axis=-2), EPSILON)
-    wide = values.dtype
-    scores = jnp.einsum("qd,...sd->...qs", queries.astype(wide), values)
-    shares = jax.nn.softmax(scores * values.shape[-1] ** -0.5, axis=-1)
-    return jnp.einsum("...qs,...sd->...qd", shares, values)
+    """sum_s softmax_s(q . n_s / sqrt(width)) n_s,   n_s = RMSNorm(source s); at least float32.
+
+    With `is_raw` the mean is of the sources themselves.
+    """
+    stacked = jnp.stack(sources, axis=-2)
+    keys = normalised(stacked, EPSILON)
+    wide = keys.dtype
+    scores = jnp.einsum("qd,...sd->...qs", queries.astype(wide), keys)
+    shares = jax.nn.softmax(scores * keys.shape[-1] ** -0.5, axis=-1)
+    return jnp.einsum("...qs,...sd->...qd", shares, stacked.astype(wide) if is_raw else keys)
 
 
 class AttentionResidual(nnx.Module):
     """A mean of all sources, by one learned query that starts at zero: all weigh the same.
 
-    Source: Kimi Team, "Attention Residuals", 2026 (there the values are not normalised); this form
-        is Inkling-2's.
+    Source: Kimi Team, "Attention Residuals", 2026, arXiv:2603.15031, block form, whose sources are
+        raw; Inkling-2's are normalised.
     """
 
-    def __init__(self, width: int):
-        self.query = nnx.Param(jnp.zeros(width))
+    def __init__(self, width: int, *, is_raw: bool):
+        self.query, self.is_raw = nnx.Param(jnp.zeros(width)), is_raw
 
     def __call__(self, state: Sourced) -> Float[Array, "... width"]:
-        return attend_to_sources(self.query[...][None], (*state.sources, state.h))[..., 0, :]
+        every = (*state.sources, state.h)
+        return attend_to_sources(self.query[...][None], every, is_raw=self.is_raw)[..., 0, :]
 
 
 class Connection(nnx.Module):
@@ -66,8 +75,9 @@ class Connection(nnx.Module):
         is_boundary: whether the sum so far becomes a source and the output starts the next.
     """
 
-    def __init__(self, width: int, *, is_boundary: bool = False, reads: bool = True):
-        self.residual = AttentionResidual(width) if reads else nnx.data(None)
+    def __init__(self, width: int, *, is_raw: bool, is_boundary: bool = False, reads: bool = True):
+        made = AttentionResidual(width, is_raw=is_raw) if reads else nnx.data(None)
+        self.residual: Any = made
         self.is_boundary = is_boundary
 
     def __call__(self, state: Sourced) -> tuple[Array, Callable[[Array], Sourced]]:

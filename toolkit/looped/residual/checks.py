@@ -23,6 +23,8 @@ def check_connections(config: Any) -> None:
         raise ValueError("streams is 1; hyper-connections want at least 2 streams, or None.")
     if given:
         _refuse(config, ADDITIONS, given[0])
+    if config.raw_sources and config.attention_residual is None:
+        raise ValueError("raw_sources without attention_residual: turn it off, or give that.")
     if config.message_rank is None:
         return
     for name in ("attention_residual", "prelude", "coda"):
