@@ -55,10 +55,10 @@ def exit_rule(words: str, config: LoopedConfig) -> ExitRule:
         raise ValueError(f'exit is {words!r}; want "gate:p" with p in (0, 1], or "kl:e", e > 0')
     if kind == "gate" and not config.exit_gate:
         raise ValueError(f'exit is {words!r}, and the model has no exit gate; "kl:e" needs none')
-    if config.coda:  # also that of loops with messages
-        raise ValueError(f"exit reads logits after every loop, and coda {config.coda!r} follows")
     if config.recursion is not None:
         raise ValueError(f"exit is {words!r}, and recursion {config.recursion!r} decides already")
+    if config.coda:  # also that of loops with messages
+        raise ValueError(f"exit reads logits after every loop, and coda {config.coda!r} follows")
     if other := sorted({*config.layers} - {*COPIED}):
         raise ValueError(
             f"exit: the state of {other[0]!r} layers cannot leave loops out; want layers out of "
