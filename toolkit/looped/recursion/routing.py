@@ -39,20 +39,20 @@ class Recursing:
         active: whether a token has taken all loops so far.
         count: loops that it took.
         loop: the number of the next loop, from 0.
-        base: tokens of each row that came before these, or None.
-        start: with "token", the states before the first loop; None with "expert".
-        depth: likewise the last loop that a token takes, from 0.
-        weight: likewise the share of its last loop's output.
+        base: tokens of each row [batch] that came before these, or None.
+        start: with "token", the states before the first loop [..., width]; None with "expert".
+        depth: likewise the last loop that a token takes [...], from 0.
+        weight: likewise the share of its last loop's output [...].
     """
 
     h: Float[Array, "... width"]
     active: Bool[Array, "..."]
     count: Int[Array, "..."]
     loop: Int[Array, ""]
-    base: Int[Array, "batch"] | None = None
-    start: Float[Array, "... width"] | None = None
-    depth: Int[Array, "..."] | None = None
-    weight: Float[Array, "..."] | None = None
+    base: Any = None
+    start: Any = None
+    depth: Any = None
+    weight: Any = None
 
 
 class Router(nnx.Module):
