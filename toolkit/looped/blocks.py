@@ -133,10 +133,10 @@ class Block(nnx.Module):
         """
         own = self.connections
         read, write = own.mixer(state)
-        gates: Any = own.gates
-        messages = () if gates is None else (gates.messages(before), before)
-        if messages:
-            read = gates.of_mixer(read, *messages)
+        messages: tuple[Any, ...] = ()
+        if own.gates is not None:
+            messages = own.gates.messages(before), before
+            read = own.gates.of_mixer(read, *messages)
         if is_step:
             x, seen = self.mixer_input(read), _only_if_given(window)
             mixed, cache = self.mixer.step(x, cache, **seen)
@@ -146,8 +146,8 @@ class Block(nnx.Module):
         if not self.is_fed:
             return state, cache, None
         read, write = own.feed_forward(state)
-        if messages:
-            read = gates.of_feed_forward(read, *messages)
+        if own.gates is not None:
+            read = own.gates.of_feed_forward(read, *messages)
         norm = self.feed_forward_norm
         fed, routing = self.feed_forward.routed(read if norm is None else norm(read))
         return write(self._ended(fed, self.feed_forward_end_norm)), cache, routing
