@@ -149,6 +149,12 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
             f"pipeline {strategy.pipeline} is more than the {len(config.layers)} layers; "
             f"nearest that works: {len(config.layers)}"
         )
+    if strategy.stage_count > len(config.layers):
+        raise ValueError(
+            f"pipeline {strategy.pipeline} x chunks {strategy.chunks} are more stages than the "
+            f"{len(config.layers)} layers; nearest that works: a pipeline of "
+            f"{max(1, len(config.layers) // strategy.chunks)}"
+        )
     if strategy.stages and sum(strategy.stages) != len(config.layers):
         raise ValueError(
             f"stages {strategy.stages} have {sum(strategy.stages)} layers, and the model has "

@@ -9,11 +9,12 @@ from toolkit.looped import LoopedConfig, active_parameter_count, parameter_count
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory.categories import Memory, layer_kinds, memory_of
+from toolkit.planning.memory.categories import Memory, layer_kinds
+from toolkit.planning.memory.pipelines import pipeline_memory
 from toolkit.planning.mixtures import dropped_share, slots
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.pipelines import stage_ends
+from toolkit.planning.time.orders import least_through, step_through
 from toolkit.planning.time.seconds import Constants, Seconds, constants_of
 from toolkit.planning.time.step import layer_seconds, table_seconds, transfer_seconds
 from toolkit.planning.time.traffic import (
@@ -54,17 +55,8 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         """Memory by category, of the chip that needs most."""
-        strategy, stages = self.strategy, self.stages
-        kinds = layer_kinds(self.config, strategy)
-        found, start = [], 0
-        for stage, size in enumerate(stages):
-            # Of equal stages, the first has the most microbatches in flight.
-            if stage < 2 or stage == len(stages) - 1 or strategy.stages:
-                layers = kinds[start : start + size]
-                sizes = (self.config, strategy, self.batch, self.sequence_length)
-                found.append(stage_memory(*sizes, stage, layers))
-            start += size
-        return max(found, key=lambda held: held.total)
+        sizes = self.config, self.strategy, self.batch, self.sequence_length
+        return pipeline_memory(*sizes, self.stages)
 
     @property
     def fits(self) -> bool:
@@ -74,7 +66,8 @@ class Prediction:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """Layers per pipeline stage."""
-        return stages_of(self.config, self.strategy)
+        even = even_stages(len(self.config.layers), self.strategy.stage_count)
+        return self.strategy.stages or even
 
     @cached_property
     def parts(self) -> Seconds:
@@ -89,13 +82,8 @@ class Prediction:
         """Seconds that a chip waits for other pipeline stages."""
         if self.strategy.pipeline == 1:
             return 0.0
-        slowdown, busy = self.constants.slowdown, self._busy
-        count, hops = self.strategy.microbatches, [self.hop_seconds] * (len(busy) - 1)
-        forward = [part.forward_total(slowdown) / count for part in busy]
-        backward = [part.backward_total(slowdown) / count for part in busy]
-        ends = stage_ends(forward, backward, hops, hops, count)
-        step = max(end + part.update for end, part in zip(ends, busy, strict=True))
-        return max(0.0, step - self.parts.total(slowdown) / self.strategy.pipeline)
+        step = step_through(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
+        return max(0.0, step - self.parts.total(self.constants.slowdown) / self.strategy.pipeline)
 
     @property
     def least_seconds(self) -> float:
@@ -103,13 +91,7 @@ class Prediction:
 
         It needs no simulation, and lets a search skip slow plans.
         """
-        slowdown, count = self.constants.slowdown, self.strategy.microbatches
-        least = before = 0.0
-        for part in self._busy:
-            one = (part.total(slowdown) - part.update) / count
-            least = max(least, before + count * one + part.update)
-            before += one + 2 * self.hop_seconds
-        return least
+        return least_through(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
 
     @cached_property
     def _busy(self) -> list[Seconds]:
@@ -128,7 +110,7 @@ class Prediction:
         kinds = Counter(layer_kinds(self.config, self.strategy)[start:end])
         parts = sum((self._each[kind].times(count) for kind, count in kinds.items()), Seconds())
         # The first stage embeds, and has half of the table's communication.
-        share = 0.25 * (stage == 0) + 0.75 * (stage == self.strategy.pipeline - 1)
+        share = 0.25 * (stage == 0) + 0.75 * (stage == self.strategy.stage_count - 1)
         return parts + self._table.times(share) if share else parts
 
     @property
@@ -312,22 +294,6 @@ def prediction_of(config, where, strategy, batch, length, memory, constants) -> 
     """`predict` without checks."""
     limit = where.chip.memory_bytes if memory is None else memory
     return Prediction(config, where, strategy, batch, length, constants, limit)
-
-
-def stage_memory(config, strategy, batch, length, stage, layers) -> Memory:
-    """Memory of one pipeline stage with these layers (1F1B)."""
-    return memory_of(
-        config, strategy, batch, length,
-        layers=layers,
-        in_flight=min(strategy.microbatches, strategy.pipeline - stage),
-        has_embedding=stage == 0,
-        has_head=stage == strategy.pipeline - 1,
-    )  # fmt: skip
-
-
-def stages_of(config: LoopedConfig, strategy: Strategy) -> tuple[int, ...]:
-    """Layers per pipeline stage."""
-    return strategy.stages or even_stages(len(config.layers), strategy.pipeline)
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:

@@ -11,6 +11,19 @@ from toolkit.parallel.stream_backward import MOST_CHUNKS
 
 RECOMPUTE = ("none", "elementwise", "layer")
 DISPATCHES = ("all_to_all", "gather", "ragged")
+# Pipeline schedules, with the chunks per device that they want; None: two or more.
+SCHEDULES = {
+    "1f1b": 1,
+    "gpipe": 1,
+    "interleaved": None,
+    "breadth-first": None,
+    "zb-h1": 1,
+    "zb-h2": 1,
+    "zb-v": 2,
+    "dualpipe-v": 2,
+}
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose backward passes are split
+SHAPED_AS_V = ("zb-v", "dualpipe-v")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
 _RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
 # No cluster is larger, and the bound keeps every search short.
@@ -40,6 +53,10 @@ class Strategy:
         block_chunks: chunks of a sequence in the backward pass of each fully recomputed layer; the
             intermediates of one chunk exist at a time (StreamBP).
         stages: layers of each pipeline stage; empty: as equal as possible.
+        schedule: the order of a pipeline's tasks: "1f1b", "gpipe", "interleaved", "breadth-first",
+            "zb-h1", "zb-h2", "zb-v" or "dualpipe-v", as in `toolkit.schedules`.
+        chunks: stages per device; 2 for "zb-v" and "dualpipe-v", 2 or more for "interleaved" and
+            "breadth-first". A pipeline has `pipeline` x `chunks` stages.
         dispatch: how tokens reach the chips of their experts, as in
             `toolkit.parallel.experts.sharded_mixture`: "all_to_all", "gather" or "ragged".
         capacity: most tokens per expert, relative to an even load, with "all_to_all"; tokens beyond
@@ -66,6 +83,8 @@ class Strategy:
     head_chunks: int = 1
     block_chunks: int = 1
     stages: tuple[int, ...] = ()
+    schedule: str = "1f1b"
+    chunks: int = 1
     dispatch: str = "all_to_all"
     capacity: float = 1.25
 
@@ -78,11 +97,7 @@ class Strategy:
                 raise ValueError(f"{name} must be 1 to {MOST_CHIPS:,}; got {getattr(self, name)}")
         if not 1 <= self.block_chunks <= MOST_CHUNKS:
             raise ValueError(f"block_chunks must be 1 to {MOST_CHUNKS}; got {self.block_chunks}")
-        if self.stages and (len(self.stages) != self.pipeline or min(self.stages) < 1):
-            raise ValueError(
-                f"stages must have a number of layers, 1 or more, for each of pipeline "
-                f"{self.pipeline}; got {shown(self.stages)}"
-            )
+        self._check_pipeline()
         if self.recompute not in RECOMPUTE and not _RUNS.fullmatch(self.recompute):
             raise ValueError(
                 f"recompute must be one of {', '.join(RECOMPUTE)}, or runs of layers such as "
@@ -94,6 +109,59 @@ class Strategy:
                 f"block_chunks {self.block_chunks} wants layers that are recomputed whole; "
                 f"got recompute {self.recompute!r}, nearest that works: 'layer'"
             )
+
+    def _check_pipeline(self):
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}"
+            )
+        wanted = SCHEDULES[self.schedule]
+        if self.chunks < 1 or self.chunks != (wanted or max(2, self.chunks)):
+            raise ValueError(
+                f"chunks must be {wanted or '2 or more'} for schedule {self.schedule!r}; got "
+                f"{self.chunks}"
+            )
+        if self.stages and (len(self.stages) != self.stage_count or min(self.stages) < 1):
+            raise ValueError(
+                f"stages must have a number of layers, 1 or more, for each of pipeline "
+                f"{self.stage_count if self.chunks == 1 else f'{self.pipeline} x {self.chunks}'}; "
+                f"got {shown(self.stages)}"
+            )
+        if self.schedule != "1f1b" and self.pipeline == 1:
+            raise ValueError(f"schedule {self.schedule!r} wants a pipeline of 2 or more; got 1")
+        if wrong := self.schedule_fault:
+            raise ValueError(wrong)
+
+    @property
+    def schedule_fault(self) -> str:
+        """Why the microbatches do not suit the schedule; empty if they do."""
+        least, parts = 1, 1
+        if self.schedule == "interleaved":
+            least = parts = self.pipeline
+        elif self.schedule in ("zb-h2", "zb-v"):
+            least = 2 * self.pipeline - 1
+        elif self.schedule == "dualpipe-v":
+            least = 2 * self.pipeline
+        if self.microbatches >= least and self.microbatches % parts == 0:
+            return ""
+        words = f"a multiple of {parts}" if parts > 1 else f"{least} or more"
+        return (
+            f"microbatches must be {words} for schedule {self.schedule!r} on pipeline "
+            f"{self.pipeline}; got {self.microbatches}"
+        )
+
+    @property
+    def stage_count(self) -> int:
+        """Number of stages of the pipeline."""
+        return self.pipeline * self.chunks
+
+    @property
+    def stages_by_device(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each device of a pipeline."""
+        p = self.pipeline
+        if self.schedule in SHAPED_AS_V:
+            return tuple((d, 2 * p - 1 - d) for d in range(p))
+        return tuple(tuple(c * p + d for c in range(self.chunks)) for d in range(p))
 
     def _check_experts(self):
         if self.expert not in self.expert_degrees:
@@ -185,6 +253,9 @@ class Strategy:
         if self.expert > 1:
             ways = {"all_to_all": f"capacity {self.capacity:g}", "gather": "gathered"}
             words.append(f"expert {self.expert} {ways.get(self.dispatch, self.dispatch)}")
+        if self.schedule != "1f1b":
+            chunked = SCHEDULES[self.schedule] is None
+            words.append(f"{self.schedule} {self.chunks}" if chunked else self.schedule)
         if self.stages:
             words.append(f"stages of {self.stage_words} layers")
         if self.shard_optimizer:

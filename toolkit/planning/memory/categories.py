@@ -163,7 +163,7 @@ def memory_of(
     length: int,
     *,
     layers: tuple[tuple[str, str, str], ...] | None = None,
-    in_flight: int = 1,
+    in_flight: float = 1,
     has_embedding: bool = True,
     has_head: bool = True,
 ) -> Memory:
@@ -188,7 +188,7 @@ def memory_of(
     stream = tokens * config.width // strategy.tensor
     between = stream * (size * config.residual_gate + 2 * FLOAT32 * config.norm_every_loop)
     loops = config.loops if config.loops > 1 else 0
-    activations = (kept + loops * between) * in_flight
+    activations = round((kept + loops * between) * in_flight)
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used
     # The gradient of a table lasts until the embedding's is added, and so does the gathered table,

@@ -4,6 +4,7 @@ Time is bounded from below first, without the pipeline's bubble; a division that
 best is neither simulated nor are its bytes counted.
 """
 
+import bisect
 import functools
 import itertools
 import math
@@ -13,9 +14,10 @@ from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
 from toolkit.planning.models import check_model, kinds_of
-from toolkit.planning.predict import Prediction, prediction_of, stage_memory
+from toolkit.planning.memory.pipelines import stage_memory
+from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.layers import assign_layers
-from toolkit.planning.strategy import RECOMPUTE, Strategy
+from toolkit.planning.strategy import RECOMPUTE, SPLIT, Strategy
 from toolkit.planning.time.pipelines import balanced
 from toolkit.planning.time.step import layer_seconds
 
@@ -25,6 +27,16 @@ CHUNK = 256  # tokens per chunk of a streamed head
 LARGEST_TENSOR = 64
 BLOCK_CHUNKS = (2, 4, 8, 16)  # chunks of a sequence in the backward pass of a layer
 BALANCED = 8  # number of fastest pipelines whose stages are balanced
+ORDERED = 16  # number of fitting pipelines that are simulated in the order of another schedule
+LOOKED_AT = 200  # number of most promising ones
+NEARLY = 1.1  # of the memory: stages of unequal length may fit
+MOST_SIMULATED = 1 << 14  # tasks of a schedule that a search simulates
+# Schedules beside 1F1B, with their chunks and how much of 1F1B's bubble about is left to them.
+ORDERS = (
+    ("zb-v", 2, 1 / 6), ("dualpipe-v", 2, 1 / 6), ("zb-h2", 1, 1 / 3), ("zb-h1", 1, 1 / 3),
+    ("interleaved", 4, 1 / 4), ("interleaved", 2, 1 / 2), ("breadth-first", 4, 1 / 4),
+    ("breadth-first", 2, 1 / 2),
+)  # fmt: skip
 
 
 class Search:
@@ -38,6 +50,7 @@ class Search:
         self.slowest = math.inf  # seconds of the slowest plan that would be shown
         self.smallest: Prediction | None = None
         self.staged: list[tuple[float, Prediction]] = []
+        self.piped: list[tuple[float, Prediction]] = []
 
     def of(self, base: Strategy, **changes) -> Prediction:
         """The base strategy of a checked division."""
@@ -71,6 +84,8 @@ class Search:
         base, bar = fastest.strategy, self._bar(fastest.strategy)
         # A lower bound: as if the stages were balanced.
         even = 1 + (base.pipeline - 1) / base.microbatches
+        if base.pipeline > 1:
+            self.piped.append((_mean_seconds(fastest), fastest))
         if _mean_seconds(fastest) * even >= bar:
             return
         found = [fastest, *(self.of(base, recompute=each) for each in RECOMPUTE[1:])]
@@ -101,6 +116,37 @@ class Search:
         """Seconds that a step must beat to be shown."""
         known = self.best.get(_degrees(strategy))
         return min(self.slowest, known.step_seconds if known else math.inf)
+
+    def order(self) -> None:
+        """Run the pipelines that may be fastest in the order of every other schedule."""
+        few = []
+        for mean, each in self.piped:
+            base = each.strategy
+            for name, chunks, left in ORDERS:
+                # An estimate, which ranks only.
+                about = mean * (1 + left * (base.pipeline - 1) / base.microbatches)
+                ordered = base.changed(schedule=name, chunks=chunks)
+                tasks = 3 * ordered.stage_count * base.microbatches
+                if tasks > MOST_SIMULATED or ordered.schedule_fault:
+                    continue
+                if ordered.stage_count <= len(self.given[0].layers) and about < self._bar(base):
+                    few.append((about, ordered))
+        few.sort(key=lambda pair: pair[0])
+        before = self.fitting
+        for about, ordered in few[:LOOKED_AT]:
+            if self.fitting - before > ORDERED:
+                break
+            if about >= self._bar(ordered):
+                continue
+            # Recomputed layers have no weight gradients that could wait.
+            for recompute in RECOMPUTE if ordered.schedule not in SPLIT else RECOMPUTE[:1]:
+                each = self.of(ordered, recompute=recompute)
+                is_near = each.memory.total <= NEARLY * each.limit
+                for one in (each, _even_in_time(each) if is_near else None):
+                    if one is not None and one.least_seconds < self._bar(ordered):
+                        self._try(one)
+                if each.fits:
+                    break
 
     def balance(self) -> None:
         """Balance the stages of the pipelines that may be fastest."""
@@ -242,6 +288,41 @@ def _balanced(even: Prediction) -> Prediction | None:
     return prediction_of(
         config, even.cluster, strategy.changed(stages=found), *sizes, even.limit,
         even.constants,
+    )  # fmt: skip
+
+
+def _even_in_time(even: Prediction) -> Prediction | None:
+    """The same with stages balanced in time, whatever their memory: all full to the least limit at
+    which all layers find a stage, then the longest shortened."""
+    strategy, kinds = even.strategy, layer_kinds(even.config, even.strategy)
+    count, stages, slowdown = len(kinds), strategy.stage_count, even.constants.slowdown
+    if len(set(kinds)) > 1:
+        return None
+
+    @functools.cache
+    def seconds(stage, layers):
+        return even.stage_seconds(stage, 0, layers).total(slowdown)
+
+    like = [0, *[1] * (stages - 2), stages - 1]  # inner stages are alike
+    limits = sorted(seconds(s, k) for s in {*like} for k in range(1, 2 + count // stages * 2))
+    ways = [seconds(s, 1) for s in like]
+
+    def full(limit):
+        room = {s: [k for k in range(1, count + 1) if seconds(s, k) <= limit] for s in {*like}}
+        return [max(room[s], default=0) for s in like]
+
+    fits = [limit for limit in limits if limit >= max(ways)]
+    at = bisect.bisect_left(fits, count, key=lambda limit: sum(full(limit)))
+    if at == len(fits):
+        return None
+    sizes = full(fits[at])
+    while sum(sizes) > count:
+        sizes[max(range(stages), key=lambda s: (sizes[s] > 1, seconds(like[s], sizes[s])))] -= 1
+    if tuple(sizes) == even.stages:
+        return None
+    return prediction_of(
+        even.config, even.cluster, strategy.changed(stages=tuple(sizes)), even.batch,
+        even.sequence_length, even.limit, even.constants,
     )  # fmt: skip
 
 

@@ -94,6 +94,8 @@ class Seconds:
         hidden_forward, hidden_backward: communication of parameters and gradients that can overlap
             with computing; seconds without overlap.
         update: the optimiser, with the parameters it gathers.
+        weight_gradient: the part of `backward` that a pipeline can run later, because no other
+            stage waits for it.
     """
 
     forward: float = 0.0
@@ -106,6 +108,7 @@ class Seconds:
     update: float = 0.0
     expert_forward: float = 0.0
     expert_backward: float = 0.0
+    weight_gradient: float = 0.0
 
     # Written out field by field, because a search does this ten thousand times.
     def __add__(self, other: "Seconds") -> "Seconds":
@@ -120,6 +123,7 @@ class Seconds:
             self.update + other.update,
             self.expert_forward + other.expert_forward,
             self.expert_backward + other.expert_backward,
+            self.weight_gradient + other.weight_gradient,
         )
 
     def times(self, count: float) -> "Seconds":
@@ -135,6 +139,7 @@ class Seconds:
             self.update * count,
             self.expert_forward * count,
             self.expert_backward * count,
+            self.weight_gradient * count,
         )
 
     def exposed(self, slowdown: float) -> float:

@@ -67,7 +67,9 @@ def layer_seconds(
     if recompute == "layer" and strategy.block_chunks > 1:
         again += runs * _streaming_seconds(config, word, strategy, cluster, tokens, constants)
     transfers = layer_transfers(config, word, fed, recompute, strategy, sequences, length)
-    seconds = Seconds(forward, 2 * forward, again)
+    # A layer that is computed anew makes all its gradients at once.
+    later = forward - runs * mixing / rate if recompute == "none" else 0.0
+    seconds = Seconds(forward, 2 * forward, again, weight_gradient=later)
     seconds += _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
     for part in parts:
         seconds += _update(part.held, cluster, constants)

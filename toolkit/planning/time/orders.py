@@ -1,0 +1,180 @@
+"""Pipeline schedules by name, their times for any stages, and what each device holds."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from toolkit import schedules
+from toolkit.planning.strategy import SPLIT, Strategy
+from toolkit.planning.time.pipelines import stage_ends
+from toolkit.planning.time.seconds import Seconds
+from toolkit.schedules import Schedule
+
+MOST_TASKS = 1 << 18  # of a schedule that is simulated task by task
+_MAKERS: dict[str, Callable[..., Schedule]] = {
+    "1f1b": schedules.one_forward_one_backward,
+    "gpipe": schedules.gpipe,
+    "interleaved": schedules.interleaved,
+    "breadth-first": schedules.breadth_first,
+    "zb-h1": schedules.zero_bubble_h1,
+    "zb-h2": schedules.zero_bubble_h2,
+    "zb-v": schedules.zero_bubble_v,
+    "dualpipe-v": schedules.dual_pipe_v,
+}
+NONE = -1
+
+
+class Step(NamedTuple):
+    """A task as a simulation needs it.
+
+    Attributes:
+        device: where it runs.
+        kind: F, B, I or W.
+        stage: of the model.
+        before: number of the task of another stage that it waits for, or NONE.
+        hop: the lower stage of the message in between, or NONE if both lie on one device.
+    """
+
+    device: int
+    kind: str
+    stage: int
+    before: int
+    hop: int
+
+
+def schedule_of(strategy: Strategy) -> Schedule:
+    """The schedule of a strategy, task by task."""
+    return _made(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+
+
+@functools.lru_cache(maxsize=32)
+def _made(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
+    if 3 * devices * microbatches * chunks > MOST_TASKS:
+        raise ValueError(
+            f"microbatches: {microbatches:,} of schedule {name!r} on pipeline {devices} are more "
+            f"tasks than {MOST_TASKS:,}; nearest that works: "
+            f"{MOST_TASKS // (3 * devices * chunks):,}"
+        )
+    more = (chunks,) if name in ("interleaved", "breadth-first") else ()
+    return _MAKERS[name](devices, microbatches, *more)
+
+
+def steps_of(strategy: Strategy) -> tuple[Step, ...]:
+    """The tasks of a schedule in an order in which each comes after all that it waits for."""
+    given = strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks
+    return _steps(*given)
+
+
+@functools.lru_cache(maxsize=32)
+def _steps(name: str, devices: int, microbatches: int, chunks: int) -> tuple[Step, ...]:
+    schedule = _made(name, devices, microbatches, chunks)
+    at, numbers, found = [0] * devices, {}, []
+    last, moved = schedule.stages - 1, True
+    while moved:
+        moved = False
+        for device, order in enumerate(schedule.orders):
+            while at[device] < len(order):
+                task = kind, i, stage = order[at[device]]
+                # A device's own earlier tasks have ended: its order says so.
+                other = NONE
+                if kind == "F" and stage:
+                    other = stage - 1
+                elif kind in "BI" and stage < last:
+                    other = stage + 1
+                before, hop = NONE, NONE
+                if other != NONE:
+                    of = "F" if kind == "F" else schedule.backward(i, other).kind
+                    before = numbers.get((of, i, other), NONE)
+                    if before == NONE:
+                        break
+                    if schedule.placement[other] != device:
+                        hop = min(stage, other)
+                numbers[task] = len(found)
+                found.append(Step(device, kind, stage, before, hop))
+                at[device] += 1
+                moved = True
+    assert len(found) == sum(map(len, schedule.orders))
+    return tuple(found)
+
+
+def device_ends(
+    steps: Sequence[Step],
+    forward: Sequence[float],
+    backward: Sequence[float],
+    weight: Sequence[float],
+    hops: Sequence[float],
+) -> list[float]:
+    """The end of each device's last task: every task starts as early as its order allows.
+
+    Seconds of one microbatch for each stage; `weight` is the part of `backward` that makes the
+    gradients of weights, and `hops[s]` the time of a message between stages s and s + 1.
+    """
+    inner = [b - w for b, w in zip(backward, weight, strict=True)]
+    took = {"F": forward, "B": backward, "I": inner, "W": weight}
+    devices = 1 + max(step.device for step in steps)
+    free, ends = [0.0] * devices, [0.0] * len(steps)
+    for number, (device, kind, stage, before, hop) in enumerate(steps):
+        start = free[device]
+        if before != NONE:
+            ready = ends[before] + (hops[hop] if hop != NONE else 0.0)
+            start = max(start, ready)
+        ends[number] = free[device] = start + took[kind][stage]
+    return free
+
+
+def most_held(steps: Sequence[Step], kept: Sequence[float], split: Sequence[float]) -> list[float]:
+    """The most that each device holds at once.
+
+    `kept[s]` is held from a forward of stage s to its backward, `split[s]` from the gradient of its
+    input to that of its weights.
+    """
+    devices = 1 + max(step.device for step in steps)
+    held, most = [0.0] * devices, [0.0] * devices
+    for device, kind, stage, _, _ in steps:
+        if kind == "F":
+            held[device] += kept[stage]
+        elif kind == "I":  # both exist while it runs
+            held[device] += split[stage]
+        most[device] = max(most[device], held[device])
+        held[device] -= {"B": kept, "I": kept, "W": split}.get(kind, [0.0] * (stage + 1))[stage]
+    return most
+
+
+def step_through(strategy: Strategy, busy: Sequence[Seconds], hop: float, slowdown: float) -> float:
+    """Seconds of a step through the stages of a pipeline, in the order of its schedule.
+
+    `busy` has the seconds of all microbatches for each stage, and `hop` is that of a message.
+    """
+    count = strategy.microbatches
+    forward = [part.forward_total(slowdown) / count for part in busy]
+    backward = [part.backward_total(slowdown) / count for part in busy]
+    hops = [hop] * (len(busy) - 1)
+    if strategy.schedule == "1f1b":
+        ends = stage_ends(forward, backward, hops, hops, count)
+    else:
+        weight = [part.weight_gradient / count for part in busy]
+        ends = device_ends(steps_of(strategy), forward, backward, weight, hops)
+    updates = (sum(busy[s].update for s in mine) for mine in strategy.stages_by_device)
+    return max(end + update for end, update in zip(ends, updates, strict=True))
+
+
+def least_through(
+    strategy: Strategy, busy: Sequence[Seconds], hop: float, slowdown: float
+) -> float:
+    """A lower bound on `step_through`: each device's work after the way to it; and, if backward
+    passes are whole, before the way back to the first."""
+    count, is_split = strategy.microbatches, strategy.schedule in SPLIT
+    there = back = least = 0.0
+    ways = []
+    for part in busy:
+        ways.append((there, back))
+        there += part.forward_total(slowdown) / count + hop
+        back += part.backward_total(slowdown) / count + hop
+    updates = [sum(busy[s].update for s in mine) for mine in strategy.stages_by_device]
+    for mine, update in zip(strategy.stages_by_device, updates, strict=True):
+        work = sum(busy[s].total(slowdown) for s in mine) - update
+        there, back = ways[mine[0]]
+        least = max(least, there + work + update)
+        if not is_split:
+            least = max(least, there + work + back + updates[0])
+    return least
