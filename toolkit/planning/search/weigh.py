@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
-from toolkit.planning.models import check_model, kinds_of
 from toolkit.planning.memory.pipelines import stage_memory
+from toolkit.planning.models import check_model, kinds_of
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.layers import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, SPLIT, Strategy
