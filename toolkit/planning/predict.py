@@ -16,6 +16,7 @@ from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import least_through, step_through
 from toolkit.planning.time.seconds import Constants, Seconds, constants_of
+from toolkit.planning.time.stage_traffic import device_transfers
 from toolkit.planning.time.step import layer_seconds, table_seconds, transfer_seconds
 from toolkit.planning.time.traffic import (
     Transfer,
@@ -66,8 +67,7 @@ class Prediction:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """Layers per pipeline stage."""
-        even = even_stages(len(self.config.layers), self.strategy.stage_count)
-        return self.strategy.stages or even
+        return self.strategy.layers_by_stage(len(self.config.layers))
 
     @cached_property
     def parts(self) -> Seconds:
@@ -153,16 +153,25 @@ class Prediction:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """The collectives of a step (without pipelines)."""
+        """The collectives of a step; of a pipeline, on the chips of the stage that sends most."""
+        if self.strategy.pipeline > 1:
+            every = map(self.transfers_of, range(self.strategy.pipeline))
+            return max(every, key=lambda found: sum(each.total for each in found))
         sizes = (self.strategy, self._sequences(), self.sequence_length)
         found = table_transfers(self.config, *sizes)
         for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
             found += layer_transfers(self.config, *kind, *sizes) * count
         return as_compiled(found, self.cluster, self._sequences())
 
+    def transfers_of(self, device: int) -> list[Transfer]:
+        """The collectives of a step on a chip of one device of the pipeline, counted from 0."""
+        sizes = self.strategy, self._sequences(), self.sequence_length
+        found = device_transfers(self.config, *sizes, device)
+        return as_compiled(found, self.cluster, self._sequences())
+
     @property
     def sent_bytes(self) -> float:
-        """Bytes a chip sends per step (without pipelines)."""
+        """Bytes that a chip sends per step; of a pipeline, where most are sent."""
         return sum(transfer.total for transfer in self.transfers)
 
     def __str__(self) -> str:
@@ -294,10 +303,3 @@ def prediction_of(config, where, strategy, batch, length, memory, constants) -> 
     """`predict` without checks."""
     limit = where.chip.memory_bytes if memory is None else memory
     return Prediction(config, where, strategy, batch, length, constants, limit)
-
-
-def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per pipeline stage, as equal as possible; the last stages, with the head, have
-    fewer."""
-    size, more = divmod(layers, stages)
-    return (size + 1,) * more + (size,) * (stages - more)

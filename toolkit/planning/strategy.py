@@ -155,6 +155,11 @@ class Strategy:
         """Number of stages of the pipeline."""
         return self.pipeline * self.chunks
 
+    def layers_by_stage(self, layers: int) -> tuple[int, ...]:
+        """Layers of each stage: by default as equal as possible, the last, with the head, fewer."""
+        size, more = divmod(layers, self.stage_count)
+        return self.stages or (size + 1,) * more + (size,) * (self.stage_count - more)
+
     @property
     def stages_by_device(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each device of a pipeline."""

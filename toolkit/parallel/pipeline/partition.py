@@ -15,11 +15,12 @@ from typing import Any
 import jax
 from jax.extend import core
 
-# Computed again from what is kept anyway, instead of being kept too.
+# Computed again from what is kept anyway, instead of being kept too; gathered again, for what is
+# cut over devices would else be kept whole.
 _CHEAP = frozenset(
-    """abs add and broadcast_in_dim ceil clamp convert_element_type copy eq exp expand_dims floor ge
-    gt integer_pow iota le lt max min mul ne neg not or rsqrt reshape select_n sign slice sqrt
-    square squeeze stop_gradient sub transpose""".split()  # noqa: SIM905
+    """abs add all_gather and broadcast_in_dim ceil clamp convert_element_type copy eq exp
+    expand_dims floor ge gt integer_pow iota le lt max min mul ne neg not or rsqrt reshape
+    select_n sign slice sqrt square squeeze stop_gradient sub transpose""".split()  # noqa: SIM905
 )
 _CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 
@@ -169,12 +170,21 @@ class _Cut:
     def thinned(self, values: list[Any], everywhere: set[Any]) -> list[Any]:
         """Less those that cheap operations make of the others."""
         left = dict.fromkeys(values)
+
+        def is_made(v: Any, known: dict[Any, bool]) -> bool:
+            if v not in known:
+                eqn = self.producer.get(v)
+                known[v] = (
+                    eqn is not None
+                    and eqn.primitive.name in _CHEAP
+                    and all(is_made(u, known) for u in eqn.invars if _is_variable(u))
+                )
+            return known[v]
+
         for v in sorted(values, key=lambda v: -self.order.get(v, -1)):
-            eqn = self.producer.get(v)
-            if eqn is not None and eqn.primitive.name in _CHEAP:
-                inputs = [u for u in eqn.invars if _is_variable(u) and u not in everywhere]
-                if all(u in left for u in inputs):
-                    del left[v]
+            known = dict.fromkeys({*left, *everywhere} - {v}, True)
+            if v in self.producer and is_made(v, known):
+                del left[v]
         return list(left)
 
     def function(self, given: list[Any], wanted: list[Any]) -> Callable[..., list[Any]]:

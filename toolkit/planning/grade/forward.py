@@ -34,23 +34,13 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
 
     runs = group_runs(config, strategy)
 
-    def through(recompute, graph, spec, h, layer):
-        if config.loops > 1:
-            # Otherwise compilers gather the loops' parameters before the first loop and keep them.
-            h, layer = lax.optimization_barrier((h, layer))
-        block = _gathered(graph, dtype, spec, layer)
-        if recompute == "layer" and strategy.block_chunks > 1:
-            with streaming(strategy.block_chunks, config):
-                return block(h)[0]
-        return _layer(block, strategy, h)
-
     def group(recompute, graphs, specs, h, layers):
         # Layer by layer: recomputing a group as a whole would hold the activations of all its
         # layers. What
         # is computed anew waits for its gradient, so that neither loops nor layers do it early.
         is_held = config.loops > 1 or len(graphs) > 1
         for graph, layer, spec in zip(graphs, layers, specs, strict=True):
-            run = functools.partial(through, recompute, graph, spec)
+            run = functools.partial(through, config, strategy, recompute, graph, spec)
             run = jax.checkpoint(run, policy=POLICIES[recompute], prevent_cse=is_held)
             h = run(h, layer)
         return h, None
@@ -72,6 +62,35 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     # sent.
     table = tables["embedding" if config.tied_embedding else "unembedding"]
     shards = strategy.batch_shards * strategy.microbatches
+    return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
+
+
+def through(config, strategy, recompute, graph, spec, h, layer):
+    """One layer, whose parameters are gathered for it; `spec` is that of stacked layers."""
+    if config.loops > 1:
+        # Otherwise compilers gather the loops' parameters before the first loop and keep them.
+        h, layer = lax.optimization_barrier((h, layer))
+    block = _gathered(graph, config.compute_dtype, spec, layer)
+    if recompute == "layer" and strategy.block_chunks > 1:
+        with streaming(strategy.block_chunks, config):
+            return block(h)[0]
+    return _layer(block, strategy, h)
+
+
+def embedded(config, strategy, spec, table, inputs):
+    """The first activation, from this chip's shard of the embedding."""
+    return _embed(_used(table, spec, config.compute_dtype), inputs, strategy.tensor)
+
+
+def loss_after(config, strategy, specs, shared, h, start, targets):
+    """The loss of `local_loss` from the last layer's output; `start` is the first one's input."""
+    dtype = config.compute_dtype
+    if config.residual_gate:
+        h = h + shared["rho"][0].astype(dtype) * start
+    h = _norm(h, shared["norm"], config)
+    name = "embedding" if config.tied_embedding else "unembedding"
+    shards = strategy.batch_shards * strategy.microbatches
+    table = _used(shared[name], specs[name], dtype)
     return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
 
 

@@ -22,6 +22,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.parallel import Layout, make_mesh
 from toolkit.parallel.layout import axes_of
 from toolkit.planning.grade.forward import local_loss
+from toolkit.planning.grade.pipelined import STAGE, pipelined
 from toolkit.planning.memory.placing import (
     BATCH_AXES,
     layout_of,
@@ -79,7 +80,7 @@ def train_program(
 
     Args:
         config: the model.
-        strategy: how it is sharded; pipelines are modelled, not built.
+        strategy: how it is sharded.
         batch: global batch size in sequences.
         sequence_length: tokens per sequence.
         devices: the chips, possibly those of a TPU topology (None: the first of `jax.devices()`).
@@ -94,17 +95,15 @@ def train_program(
         ['blocks', 'embedding', 'norm']
     """
     check_model(config, strategy, batch, sequence_length)
-    if strategy.pipeline > 1:
-        raise ValueError(
-            f"pipeline: got {strategy.pipeline}; pipelines are modelled, not built: want 1"
-        )
     _check_built(config, strategy)
     there = list(jax.devices() if devices is None else devices)
     if len(there) < strategy.chips:
         raise ValueError(
             f"devices: the strategy takes {strategy.chips}, and there are {len(there)}"
         )
-    axes = {"data": strategy.data, "fsdp": strategy.fsdp, "tensor": strategy.tensor}
+    axes = {name: getattr(strategy, name) for name in ("data", "fsdp", "tensor")}
+    if strategy.pipeline > 1:
+        axes = {STAGE: strategy.pipeline, **axes}
     mesh = _mesh(axes, there[: strategy.chips])
     graphs, shapes, local_shapes = parameters(config, strategy)
     specs = specs_of(strategy, shapes, local_shapes)
@@ -161,12 +160,17 @@ def _mesh(axes, devices):
 def _loss(config, strategy, mesh, graphs, specs):
     """A loss that computes its gradient in the same `shard_map`."""
     local = functools.partial(local_loss, config, strategy, graphs, specs)
+    through_stages, tables, table_specs = None, {}, {}
+    if strategy.pipeline > 1:
+        through_stages, tables, table_specs = pipelined(config, strategy, graphs, specs)
 
-    def value_and_gradients(params, tokens):
+    def value_and_gradients(params, tokens, tables):
         def total(params, tokens):
             return local(params, *tokens)
 
-        if strategy.microbatches == 1:
+        if through_stages is not None:
+            value, gradients = through_stages(params, tokens, tables)
+        elif strategy.microbatches == 1:
             value, gradients = jax.value_and_grad(total)(params, tokens)
         else:
             parts = jax.tree.map(
@@ -185,19 +189,22 @@ def _loss(config, strategy, mesh, graphs, specs):
     both = jax.shard_map(
         value_and_gradients,
         mesh=mesh,
-        in_specs=(specs, (PartitionSpec(BATCH_AXES),) * 2),
+        in_specs=(specs, (PartitionSpec(BATCH_AXES),) * 2, table_specs),
         out_specs=(PartitionSpec(), specs),
         check_vma=False,
     )
 
     @jax.custom_vjp
     def loss(params, tokens):
-        return both(params, tokens)[0]
+        return both(params, tokens, tables)[0]
+
+    def forward(params, tokens):
+        return both(params, tokens, tables)
 
     def backward(gradients, cotangent):
         return jax.tree.map(lambda g: g * cotangent, gradients), None
 
-    loss.defvjp(both, backward)
+    loss.defvjp(forward, backward)
     return loss
 
 

@@ -4,6 +4,7 @@ Pipelines run as one program on all devices (`toolkit.parallel.pipeline`). So ev
 tables and the head's intermediates, whichever stage it has.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -29,7 +30,7 @@ def pipeline_memory(
     kinds, sizes = layer_kinds(config, strategy), (config, strategy, batch, length)
     if strategy.pipeline == 1:
         return memory_of(*sizes)
-    ends = [sum(stages[: s + 1]) for s in range(len(stages))]
+    ends = itertools.accumulate(stages)
     layers = [kinds[end - size : end] for end, size in zip(ends, stages, strict=True)]
     if strategy.chunks == 1 and strategy.schedule not in SPLIT:
         # Of equal stages, the first has the most microbatches in flight.

@@ -1,6 +1,7 @@
 """Shardings of a stacked model's parameters and their moments, with reasons."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ def parameters(config, strategy):
             for sizes in (config, local):
                 graph, state = nnx.split(_block(*kind, sizes))
                 made[kind] = (*made.get(kind, ()), (graph, state))
-    runs = group_runs(config, strategy)
+    runs = stacks_of(config, strategy)
     graphs = [[made[kind][1] for kind in group] for group, _, _ in runs]
 
     def stacked(which):
@@ -63,6 +64,37 @@ def parameters(config, strategy):
     return graphs, tree(stacked(0), config), tree(stacked(1), local)
 
 
+def stacks_of(config, strategy):
+    """The runs of stacked groups of layers: (kinds of a group, recomputation, how many). Of a
+    pipeline, a run is the layers that lie at one place of all stages."""
+    if strategy.pipeline == 1:
+        return group_runs(config, strategy)
+    kinds = kinds_of(config)
+    found = []
+    for place in zip(*layers_by_stage(config, strategy), strict=True):
+        mine = {kinds[layer] for layer in place if layer is not None}
+        if len(mine) > 1:
+            words = " and ".join(sorted({word for word, _ in mine}))
+            raise ValueError(
+                f"pipeline: stages of {strategy.pipeline} differ in their layers ({words}); they "
+                "are modelled, not built: want stages of the same layers"
+            )
+        found.append((tuple(mine), "", len(place)))
+    return tuple(found)
+
+
+def layers_by_stage(config, strategy):
+    """For each stage of a pipeline, device by device, the numbers of its layers; None fills up
+    shorter ones."""
+    sizes = strategy.layers_by_stage(len(config.layers))
+    ends = list(itertools.accumulate(sizes))
+    return tuple(
+        tuple(ends[s] - sizes[s] + at if at < sizes[s] else None for at in range(max(sizes)))
+        for mine in strategy.stages_by_device
+        for s in mine
+    )
+
+
 def _block(word, fed, config):
     return nnx.eval_shape(lambda: Block(word, config, rngs=nnx.Rngs(0), feed_forward=fed))
 
@@ -87,6 +119,8 @@ def _spec(strategy, stacked, keys, whole, cut):
     on the largest other dimension of a large matrix."""
     fsdp = strategy.fsdp
     entries = ["tensor" if a != b else None for a, b in zip(whole.shape, cut.shape, strict=True)]
+    if stacked and strategy.pipeline > 1:
+        entries[0] = "stage"
     if strategy.expert > 1 and is_of(keys, "experts"):
         entries[stacked], fsdp = strategy.expert_axes, strategy.of_experts.fsdp
     if fsdp > 1 and is_sharded(whole.shape[stacked:]):
@@ -116,6 +150,7 @@ def layout_of(mesh: Mesh, shapes: Any, specs: Any) -> Layout:
             for axis, word in (
                 ("tensor", "each chip computes its share"),
                 ("fsdp", "gathered where used"),
+                ("stage", "a stage of the pipeline"),
             )
             if axis in used
         )

@@ -84,9 +84,9 @@ def layer_transfers(
     stream = sequences * length * config.width * size
     is_folded = fed == "moe" and strategy.expert > 1
     counts = (_HALF_FORWARD, _HALF_BACKWARD) if is_folded else (_FORWARD, _BACKWARD)
-    transfers = _over_tensor(strategy, stream, runs, counts[0], counts[1][recompute])
+    transfers = over_tensor(strategy, stream, runs, counts[0], counts[1][recompute])
     for part in layer_parts(config, word, fed, strategy):
-        transfers += _of_parameters(part.strategy, part.held, part.itemsize, runs)
+        transfers += of_parameters(part.strategy, part.held, part.itemsize, runs)
     if is_folded:
         transfers += _of_experts(config, recompute, strategy, sequences * length, runs)
     return transfers
@@ -120,10 +120,10 @@ def table_transfers(
     """Collectives of the embedding, the head and small parameters, over all microbatches."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches
     stream = sequences * length * config.width * size
-    transfers = _over_tensor(strategy, stream, runs, *_TABLE)
+    transfers = over_tensor(strategy, stream, runs, *_TABLE)
     tables = table_tensors(config, strategy.tensor)
     for tensors in (*((table,) for table in tables), rest_tensors(config)):
-        transfers += _of_parameters(strategy, held(tensors, strategy), size, runs)
+        transfers += of_parameters(strategy, held(tensors, strategy), size, runs)
     # Gathered tables are kept: no layer recomputes from them.
     return [each for each in transfers if each[:3] != ("fsdp", "all-gather", "backward")]
 
@@ -158,7 +158,7 @@ def _is_ring(cluster: Cluster) -> bool:
     return cluster.chips <= SMALLEST_RING or (is_flat and len(sizes) == 2)
 
 
-def _over_tensor(strategy, stream, runs, forward, backward):
+def over_tensor(strategy, stream, runs, forward, backward):
     n = strategy.tensor
     if n == 1:
         return []
@@ -170,19 +170,20 @@ def _over_tensor(strategy, stream, runs, forward, backward):
     ]
 
 
-def _of_parameters(strategy, found, size, runs):
+def of_parameters(strategy, found, size, runs):
     transfers, inner = [], strategy.tensor
     n = strategy.fsdp
     if n > 1 and found.used > found.kept:
-        share = size * (n - 1) / n
+        # What is not cut is not gathered: of g cut numbers used - kept = g (n - 1) / n are missing.
+        missing, odd = found.used - found.kept, found.odd * (n - 1) / n
         for kind, phase, numbers, is_odd in (
-            ("all-gather", "forward", found.used, False),
-            ("all-gather", "backward", found.used, False),
-            ("reduce-scatter", "backward", found.used - found.odd, False),
-            ("reduce-scatter", "backward", found.odd, True),
+            ("all-gather", "forward", missing, False),
+            ("all-gather", "backward", missing, False),
+            ("reduce-scatter", "backward", missing - odd, False),
+            ("reduce-scatter", "backward", odd, True),
         ):
             if numbers:
-                sent = share * numbers
+                sent = size * numbers
                 transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner, is_odd))
     inner, n = inner * strategy.fsdp, strategy.data
     if n > 1:
