@@ -6,7 +6,7 @@ in the program.
 
 import itertools
 import re
-from collections import Counter
+from collections import defaultdict
 
 import jax
 import numpy as np
@@ -20,18 +20,18 @@ from toolkit.planning.strategy import Strategy
 
 def sent_by_device(
     compiled: jax.stages.Compiled, config: LoopedConfig, strategy: Strategy
-) -> list[Counter[str]]:
+) -> list[dict[str, float]]:
     """For each device of the pipeline, bytes that one of its chips sends per step, by the
     compiler's kind of collective."""
     if strategy.pipeline == 1:
-        whole: Counter[str] = Counter()
+        whole: dict[str, float] = defaultdict(float)
         for found in collectives(compiled):
             whole[found.kind] += found.total_bytes_sent
         return [whole]
     ticks = ticks_of(config, strategy)
     codes = np.asarray(ticks.columns["code"])
     ends = {FIRST: 0, LAST: strategy.stage_count - 1}
-    sent: list[Counter[str]] = [Counter() for _ in range(strategy.pipeline)]
+    sent: list[dict[str, float]] = [defaultdict(float) for _ in range(strategy.pipeline)]
     for found, site in collective_sites(*read_program(compiled.as_text() or "")):
         branch = _branch(site, 1 + len(ticks.codes))
         end = next((stage for name, stage in ends.items() if name in found.name), None)

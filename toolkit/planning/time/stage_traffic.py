@@ -21,26 +21,24 @@ from toolkit.planning.time.traffic import (
     over_tensor,
 )
 
-_SUMS = ("data", "expert data")  # run for every place of a layer, also where a stage has none
-
 
 def device_transfers(
     config: LoopedConfig, strategy: Strategy, sequences: int, length: int, device: int
 ) -> list[Transfer]:
     """Collectives of a step on a chip of one device of the pipeline."""
-    sizes = strategy, sequences, length
     kinds, rows = layer_kinds(config, strategy), layers_by_stage(config, strategy)
+    fullest = next(row for row in rows if None not in row)
     found: list[Transfer] = []
     for row in rows[device * strategy.chunks : (device + 1) * strategy.chunks]:
-        for place, layer in enumerate(row):
-            like = (
-                layer if layer is not None else next(r[place] for r in rows if r[place] is not None)
-            )
-            each = layer_transfers(config, *kinds[like], *sizes)
+        for layer, like in zip(row, fullest, strict=True):
+            word, fed, recompute = kinds[(like or 0) if layer is None else layer]
+            each = layer_transfers(config, word, fed, recompute, strategy, sequences, length)
+            # The sum over "data" runs for every place of a layer, also where a stage has none.
             found += each if layer is not None else [t for t in each if t.part == "data"]
     mine = strategy.stages_by_device[device]
     is_ends = 0 in mine, strategy.stage_count - 1 in mine
-    return found + _of_tables(config, *sizes, *is_ends) + _between(config, *sizes, device)
+    found += _of_tables(config, strategy, sequences, length, *is_ends)
+    return found + _between(config, strategy, sequences, length, device)
 
 
 def _of_tables(config, strategy, sequences, length, is_first, is_last):
