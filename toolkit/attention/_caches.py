@@ -39,7 +39,7 @@ class Rows:
         """Put the rows of `other`, a cache of the same capacity, in the place of some rows."""
         check_rows(rows, self.length.shape[0])
         check_other(self, rows, other)
-        return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
+        return jax.tree.map(lambda old, new: old.at[rows].set(new), self, other)
 
     def truncate(self, lengths: Int[Array, "batch"]) -> Self:
         """Keep the first `lengths` tokens of every row; a row that holds no more stays as it is."""
@@ -64,12 +64,12 @@ def picked(
     return jnp.stack(arrays).at[which, rows].get(mode="promise_in_bounds")
 
 
-def cleared(held: Shaped[Array, "batch *rest"], rows: Array) -> Shaped[Array, "batch *rest"]:
+def cleared(array: Shaped[Array, "batch *rest"], rows: Array) -> Shaped[Array, "batch *rest"]:
     """An array of a cache with zeros in some rows, named by number or by True and False."""
-    check_rows(rows, held.shape[0])
+    check_rows(rows, array.shape[0])
     if rows.dtype != bool:
-        return held.at[rows].set(0)
-    return jnp.where(rows.reshape(-1, *(1,) * (held.ndim - 1)), jnp.zeros_like(held), held)
+        return array.at[rows].set(0)
+    return jnp.where(rows.reshape(-1, *(1,) * (array.ndim - 1)), jnp.zeros_like(array), array)
 
 
 def check_rows(rows: Any, batch: int) -> None:
@@ -100,11 +100,11 @@ def check_other(cache: Any, rows: Any, other: Any) -> None:
         raise TypeError(
             "other must hold the same arrays: of one model, both caches quantised, or neither."
         )
-    for (path, held), (_, new) in arrays:
-        wanted = (count, *held.shape[1:])
-        if (new.shape, new.dtype) != (wanted, held.dtype):
+    for (path, own), (_, new) in arrays:
+        wanted = (count, *own.shape[1:])
+        if (new.shape, new.dtype) != (wanted, own.dtype):
             name = "other" + jax.tree_util.keystr(path)
-            wanted = shown(jax.ShapeDtypeStruct(wanted, held.dtype))
+            wanted = shown(jax.ShapeDtypeStruct(wanted, own.dtype))
             raise ValueError(f"{name} must be {wanted}; got {shown(new)}.")
 
 
@@ -146,11 +146,11 @@ def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Ar
 
     Every length grows by one, even if there was no room.
     """
-    held = _held(cache, new)
+    stored = _stored(cache, new)
 
     def write():
         written = {}
-        for name, array in held.items():
+        for name, array in stored.items():
             place: list[Any] = [slice(None)] * array.ndim
             place[0], place[axis] = jnp.arange(slot.shape[0], dtype=slot.dtype), slot
             written[name] = array.at[tuple(place)].set(new[name], mode="drop")
@@ -158,7 +158,7 @@ def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Ar
 
     # Inside a conditional, since XLA copies the result of a bare update, once for the reads that
     # follow and once for the result, which takes twenty times as long as the step.
-    arrays = lax.cond((slot < cache.capacity).any(), write, lambda: held)
+    arrays = lax.cond((slot < cache.capacity).any(), write, lambda: stored)
     return replace(cache, **arrays, length=cache.length + 1)
 
 
@@ -174,7 +174,7 @@ def cut_as_arrays_are(
     Where arrays are cut along explicit axes of a mesh, each device takes its own rows and heads;
     `heads` and `heads_out` are those of `over_cores`.
     """
-    held, tree = jax.tree.flatten(cache)
+    leaves, tree = jax.tree.flatten(cache)
     axes = [
         1 if any(name.endswith("heads") for name in axes_of(type(cache), field.name)) else None
         for field in fields(cache)
@@ -186,7 +186,7 @@ def cut_as_arrays_are(
         *outputs, cache = function(*tokens, tree.unflatten(rows))
         return *outputs, *jax.tree.leaves(cache)
 
-    every = over_cores(None, share, (*arrays, *held), (*heads, *axes), (*heads_out, *axes))
+    every = over_cores(None, share, (*arrays, *leaves), (*heads, *axes), (*heads_out, *axes))
     return *every[: len(heads_out)], tree.unflatten(every[len(heads_out) :])
 
 
@@ -212,13 +212,13 @@ def continue_rows(
     Where one document fills up slot after slot, the keys are the cache itself; otherwise they are
     what it held, oldest first, and the new tokens.
     """
-    held, length, capacity = _held(cache, new), cache.length, cache.capacity
+    stored, length, capacity = _stored(cache, new), cache.length, cache.capacity
     is_ring = window[0] is not None
     time = next(iter(new.values())).shape[axis]
     after = length_after(length, segment_ids, time)
     if segment_ids is None and not is_ring:
         write = jax.vmap(partial(_write_piece, axis=axis))
-        arrays = {name: write(array, new[name], length) for name, array in held.items()}
+        arrays = {name: write(array, new[name], length) for name, array in stored.items()}
         mask = Mask(window, length, 0, after)
         return Continued(arrays, mask, replace(cache, **arrays, length=after))
     # Of a document that is too long the first tokens stay in their slots, save in a ring.
@@ -229,7 +229,7 @@ def continue_rows(
     roll = jax.vmap(lambda array, shift: jnp.roll(array, shift, axis))
     cut = jax.vmap(lambda x, start: lax.dynamic_slice_in_dim(x, start, capacity, axis))
     arrays, kept = {}, {}
-    for name, array in held.items():
+    for name, array in stored.items():
         whole = jnp.concatenate([roll(array, -before), new[name]], axis)
         kept[name] = roll(cut(whole, time - excess), end)
         if not is_ring and jnp.issubdtype(whole.dtype, jnp.floating):
@@ -263,5 +263,5 @@ def show_overflow(out: Array, cache: Any) -> Array:
     return jnp.where(has_room.reshape(-1, *(1,) * (out.ndim - 1)), out, jnp.nan)
 
 
-def _held(cache, new):
+def _stored(cache, new):
     return {name: getattr(cache, name) for name in new if getattr(cache, name) is not None}

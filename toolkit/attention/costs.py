@@ -129,9 +129,9 @@ def token_bytes(inputs, batch, time, heads, key, value, *, steps=2, levels=LEVEL
         "levels": levels, "pairs": key // 2,
     }  # fmt: skip
     total = batch * time * heads * value * element_bytes
-    for one in inputs:
-        number = STATE_BYTES if one.is_gate else element_bytes
-        total += math.prod(sizes[axis] for axis in one.axes) * number
+    for array in inputs:
+        number = STATE_BYTES if array.is_gate else element_bytes
+        total += math.prod(sizes[axis] for axis in array.axes) * number
     return total
 
 

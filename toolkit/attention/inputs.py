@@ -89,9 +89,9 @@ CHANNEL_G = Input("g", (*TOKEN, "key"), LOG_DECAY)
 BETA = Input("beta", TOKEN, STRENGTH)
 
 
-def per_step(one: Input) -> Input:
+def per_step(token: Input) -> Input:
     """The same input, once for each of several corrections per token."""
-    return replace(one, axes=(*TOKEN, "steps", *one.axes[3:]))
+    return replace(token, axes=(*TOKEN, "steps", *token.axes[3:]))
 
 
 @dataclass(frozen=True)

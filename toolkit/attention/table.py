@@ -121,13 +121,13 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _shape(one: Input) -> str:
+def _shape(array: Input) -> str:
     """What an input has one number for, where that is not a token and head."""
-    if "heads" not in one.axes:
+    if "heads" not in array.axes:
         return " for all heads"
     channels = {"key": " per key channel", "value": " per value channel"}
-    words = [channels[axis] for axis in one.axes if one.is_gate and axis in channels]
-    words += [f" per {word}" for axis, word in _MORE.items() if axis in one.axes]
+    words = [channels[axis] for axis in array.axes if array.is_gate and axis in channels]
+    words += [f" per {word}" for axis, word in _MORE.items() if axis in array.axes]
     return "".join(words)
 
 

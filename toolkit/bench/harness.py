@@ -145,11 +145,11 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], A
 
 def in_place(step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Callable[[], Any]:
     """`step(state, *args) -> (out, state)` as a contender; each call updates the state in place."""
-    jitted, held = jax.jit(step, donate_argnums=0), [state]
+    jitted, donated = jax.jit(step, donate_argnums=0), [state]
 
     def call() -> Any:
-        out, held[0] = jitted(held[0], *args)
-        return jax.block_until_ready((out, held[0]))[0]
+        out, donated[0] = jitted(donated[0], *args)
+        return jax.block_until_ready((out, donated[0]))[0]
 
     return call
 

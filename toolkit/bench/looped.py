@@ -82,7 +82,7 @@ def _decode_case(size: str, batch: int, layers: int | None, name: str) -> Case:
 def _decoder(config: LoopedConfig, batch: int) -> Callable[[], jax.Array]:
     """Steps after `CONTEXT` tokens, with an unfilled cache, because its contents do not affect the
     time."""
-    held = []
+    started = []
 
     def start() -> tuple[LoopedLM, LoopedCache]:
         model = LoopedLM(config, rngs=nnx.Rngs(0))
@@ -93,9 +93,9 @@ def _decoder(config: LoopedConfig, batch: int) -> Callable[[], jax.Array]:
         )
 
     def call() -> jax.Array:
-        if not held:
-            held.extend(start())
-        logits, held[1] = decode_step(held[0], jnp.zeros(batch, jnp.int32), held[1])
+        if not started:
+            started.extend(start())
+        logits, started[1] = decode_step(started[0], jnp.zeros(batch, jnp.int32), started[1])
         return logits
 
     return call
@@ -107,11 +107,11 @@ def _training_case(name: str) -> Case:
         f"{loops} loop{'s' * (loops > 1)}": _Gradient(dataclasses.replace(hybrid, loops=loops))
         for loops in (LOOPS, 1)
     }
-    ours, one = programs
+    ours, unlooped = programs
 
     def facts() -> Mapping[str, Mapping[str, tuple[float, str]]]:
         memory = {name: program.memory for name, program in programs.items()}
-        ratio = memory[ours] / memory[one]
+        ratio = memory[ours] / memory[unlooped]
         verdict = "reached" if ratio <= MEMORY_OF_ONE else "NOT reached"
         print(f"  memory {ratio:.2f}x that of one loop (wanted <= {MEMORY_OF_ONE}: {verdict})")
         return {name: {MEMORY: (value, "byte")} for name, value in memory.items()}
@@ -121,7 +121,7 @@ def _training_case(name: str) -> Case:
         contenders=programs,
         check=_finite,
         ours=ours,
-        targets={one: 1 / (TIME_A_LOOP * LOOPS)},
+        targets={unlooped: 1 / (TIME_A_LOOP * LOOPS)},
         note=f"wanted: at most {TIME_A_LOOP} x {LOOPS} times one loop; each loop recomputed",
         facts=facts,
     )
@@ -161,12 +161,14 @@ def _overhead_case(name: str) -> Case:
     model = LoopedLM(PRESETS["lt2-hybrid-tiny"], rngs=nnx.Rngs(0))
     how = {"temperature": jnp.float32(0.8)}
     logits, cache = prefill(model, jnp.zeros((1, 4), jnp.int32), 4 + TOKENS)
-    held = [logits, cache, None, None]
+    donated = [logits, cache, None, None]
 
     def dispatch() -> list[int]:
         seen = []
         for start in range(0, TOKENS, TOKENS_A_DISPATCH):
-            tokens, *held[:] = decode_chunk(model, *held, jax.random.key(0), how, None, start, 0)
+            tokens, *donated[:] = decode_chunk(
+                model, *donated, jax.random.key(0), how, None, start, 0
+            )
             seen += [int(column[0]) for column in np.asarray(tokens[:, :TOKENS_A_DISPATCH]).T]
         return seen
 

@@ -114,7 +114,7 @@ def _case(name: str, context: int, label: str) -> Case:
     queries, keys, values = (jnp.asarray(x) for x in heavy_tailed(context))
     # The last slot is free: a step writes its token there, again and again.
     length, token = jnp.full(1, context - 1, jnp.int32), (keys[None, :, -1], values[None, :, -1])
-    held, again = (_timed(sparse.build, selector, keys[None], values[None], length) for _ in "12")
+    built, again = (_timed(sparse.build, selector, keys[None], values[None], length) for _ in "12")
     share = again[1] / prefill_seconds(context)
 
     def ours(cache: sparse.SparseCache, q: Array) -> tuple[sparse.Decoded, sparse.SparseCache]:
@@ -132,7 +132,7 @@ def _case(name: str, context: int, label: str) -> Case:
         out, new = softmax_attention_step(q, *token, cache)
         return out, replace(new, length=cache.length)
 
-    step = _repeated(ours, held[0])
+    step = _repeated(ours, built[0])
     steps = [step(q) for q in queries[:, None]]
     mass, error = _quality(steps, context)
     tokens = int(np.mean([np.asarray(read.tokens).sum() for read in steps]))
@@ -288,10 +288,10 @@ def prefill_case(context: int, form: Any, implementation: Any, label: str) -> Ca
 
 def _repeated(function: Callable[..., tuple[Any, Any]], state: Any) -> Callable[[Array], Any]:
     """A step on a state updated in place."""
-    jitted, held = jax.jit(function, donate_argnums=0), [state]
+    jitted, donated = jax.jit(function, donate_argnums=0), [state]
 
     def call(q: Array) -> Any:
-        out, held[0] = jitted(held[0], q)
+        out, donated[0] = jitted(donated[0], q)
         return jax.block_until_ready(out)
 
     return call

@@ -85,10 +85,10 @@ def jax_step(
     if layout is not None:
         state, data = layout.apply(state), layout.apply_batch(data)
     update = make_train_step(loss, optimizer).lower(state, data).compile()
-    held, one = [state], jnp.int32(1)
+    donated, number = [state], jnp.int32(1)
 
     def call() -> jax.Array:
-        held[0], metrics = update(held[0], data, one)
+        donated[0], metrics = update(donated[0], data, number)
         return metrics["loss"][0]
 
     return call

@@ -133,8 +133,8 @@ class _Writer:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node, name)
             elif name in (defined := _defined(node)):
-                for one in defined:  # before its needs: a function may call itself
-                    self._parts[one] = ""
+                for other in defined:  # before its needs: a function may call itself
+                    self._parts[other] = ""
                 bare = _bare(node)
                 for need in sorted({n.id for n in ast.walk(bare) if isinstance(n, ast.Name)}):
                     self.add(need)

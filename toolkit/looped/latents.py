@@ -155,11 +155,11 @@ def _basis(name: str, latents: Array, key: Array) -> np.ndarray | None:
 def _rotate(layer: MLALayer, basis: np.ndarray | None) -> None:
     """Fold a basis and the gain into the parameters of a layer."""
     kernels = ("latent_down", "key_up", "value_up")
-    held = {name: getattr(layer, name).kernel for name in kernels}
-    wide = dataclasses.replace(layer.weights(), latent_down=held["latent_down"][...])
-    shapes = {name: held[name].shape for name in kernels}
+    kernel_of = {name: getattr(layer, name).kernel for name in kernels}
+    wide = dataclasses.replace(layer.weights(), latent_down=kernel_of["latent_down"][...])
+    shapes = {name: kernel_of[name].shape for name in kernels}
     folded = fold(wide, basis)
     for name in kernels:
-        array = getattr(folded, name).astype(held[name].dtype)
-        set_value(held[name], array.reshape(shapes[name]))
+        array = getattr(folded, name).astype(kernel_of[name].dtype)
+        set_value(kernel_of[name], array.reshape(shapes[name]))
     set_value(layer.latent_norm.scale, jnp.ones(layer.sizes.latent_size))

@@ -124,7 +124,7 @@ def active_parameter_count(config: LoopedConfig) -> int:
         True
     """
     words = config.feed_forward_words
-    total, active = (sum(_fed(config, words, is_active=one)) for one in (False, True))
+    total, active = (sum(_fed(config, words, is_active=is_active)) for is_active in (False, True))
     return parameter_count(config) - total + active
 
 

@@ -100,13 +100,13 @@ def permutation_steps(
             f"permutation is {list(permutation)}; it must hold 0 to n - 1 once each, n at least 2."
         )
     keys, beta = np.eye(size)[: size - 1], np.zeros(size - 1)
-    wanted, held, step = np.argsort(permutation), list(range(size)), 0
+    wanted, order, step = np.argsort(permutation), list(range(size)), 0
     for row in range(size):
-        other = held.index(wanted[row])
+        other = order.index(wanted[row])
         if other != row:
             keys[step] = (np.eye(size)[row] - np.eye(size)[other]) / np.sqrt(2)
             beta[step] = 2.0
-            held[row], held[other] = held[other], held[row]
+            order[row], order[other] = order[other], order[row]
             step += 1
     return keys, beta
 

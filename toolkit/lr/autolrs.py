@@ -179,8 +179,8 @@ def _with_candidates(
         steps=request.rates.shape[1],
         shape=SHAPES.index("constant"),
         rate=request.rates[:, -1],
-        forecast=[one.mean for one in forecasts],
-        variance=[one.variance for one in forecasts],
+        forecast=[forecast.mean for forecast in forecasts],
+        variance=[forecast.variance for forecast in forecasts],
     )
     tried = controller.tried + len(losses)
     return replace(controller, table=table, tried=tried, first_loss=first_loss)

@@ -149,11 +149,11 @@ def memory_bandwidth(array_bytes: int | None = None) -> float:
         return jax.lax.fori_loop(0, _BANDWIDTH_PASSES, lambda _, x: 0.5 * x + 1.0, values)
 
     program = jax.jit(passes, donate_argnums=0)
-    held = [jnp.zeros(count, jnp.float32)]
+    donated = [jnp.zeros(count, jnp.float32)]
 
     def call():
-        held[0] = program(held[0])
-        return held[0]
+        donated[0] = program(donated[0])
+        return donated[0]
 
     timing = time_contenders({"passes": call})["passes"]
     return 2.0 * 4.0 * count * _BANDWIDTH_PASSES / timing.median

@@ -27,12 +27,12 @@ def measured_peak() -> Peak:
     count = len(devices)
     on_cpu = devices[0].platform == "cpu"
     share = count if on_cpu else 1
-    held = (None if on_cpu else devices[0].memory_stats()) or {}
+    statistics = (None if on_cpu else devices[0].memory_stats()) or {}
     return Peak(
         name=f"{devices[0].device_kind}, {SOURCE}",
         flops_per_second=matmul_rate() / share,
         bytes_per_second=memory_bandwidth() / share,
-        memory_bytes=float(held.get("bytes_limit", available_memory() / share)),
+        memory_bytes=float(statistics.get("bytes_limit", available_memory() / share)),
         source=SOURCE,
         links=(_link(count),) if count > 1 else (),
     )

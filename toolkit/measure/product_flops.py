@@ -51,18 +51,18 @@ def call_target(instruction: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _call(one: Instruction, shapes: dict[str, str]) -> float | None:
-    target = call_target(one)
-    if declared := _DECLARED.search(one.attributes):
+def _call(instruction: Instruction, shapes: dict[str, str]) -> float | None:
+    target = call_target(instruction)
+    if declared := _DECLARED.search(instruction.attributes):
         return float(declared[1])
     if target.startswith("__cublas$"):
-        return _dot(one, shapes, _LIBRARY_CONTRACTED)
+        return _dot(instruction, shapes, _LIBRARY_CONTRACTED)
     if kind := re.match(
         r"__cudnn\$conv(BackwardInput|BackwardFilter|Forward|BiasActivation)", target
     ):
-        return _convolution(one, shapes, _CONVOLUTIONS.get(kind[1], _FORWARD))
+        return _convolution(instruction, shapes, _CONVOLUTIONS.get(kind[1], _FORWARD))
     if target.startswith("__cudnn$fmha"):
-        return _attention(one, shapes, "Backward" in target)
+        return _attention(instruction, shapes, "Backward" in target)
     return 0.0 if _PLAIN.fullmatch(target) else None
 
 
@@ -71,30 +71,41 @@ def _sizes(shape: str) -> list[int]:
     return integers(found[1]) if found else []
 
 
-def _result(one: Instruction) -> list[int]:
+def _result(instruction: Instruction) -> list[int]:
     """Sizes of the result; of a library's call, which returns its workspace too, the first."""
-    return _sizes(tuple_elements(one.shape)[0] if one.shape.startswith("(") else one.shape)
+    return _sizes(
+        tuple_elements(instruction.shape)[0]
+        if instruction.shape.startswith("(")
+        else instruction.shape
+    )
 
 
-def _operand(one: Instruction, shapes: dict[str, str], at: int) -> list[int]:
-    return _sizes(shapes.get(one.operand_names[at], ""))
+def _operand(instruction: Instruction, shapes: dict[str, str], at: int) -> list[int]:
+    return _sizes(shapes.get(instruction.operand_names[at], ""))
 
 
-def _dot(one: Instruction, shapes: dict[str, str], contracted: re.Pattern[str]) -> float | None:
-    found, left = contracted.search(one.attributes.replace("\\", "")), _operand(one, shapes, 0)
+def _dot(
+    instruction: Instruction, shapes: dict[str, str], contracted: re.Pattern[str]
+) -> float | None:
+    found, left = (
+        contracted.search(instruction.attributes.replace("\\", "")),
+        _operand(instruction, shapes, 0),
+    )
     if found is None or not left:
         return None
-    return 2.0 * math.prod(_result(one)) * math.prod(left[axis] for axis in integers(found[1]))
+    return (
+        2.0 * math.prod(_result(instruction)) * math.prod(left[axis] for axis in integers(found[1]))
+    )
 
 
-def _attention(one: Instruction, shapes: dict[str, str], is_backward: bool) -> float | None:
+def _attention(instruction: Instruction, shapes: dict[str, str], is_backward: bool) -> float | None:
     """Scores and sums over values; the backward pass computes the scores anew, and four products.
 
     A causal mask halves them: cuDNN leaves out what it hides.
     """
-    attributes = one.attributes.replace("\\", "")
+    attributes = instruction.attributes.replace("\\", "")
     scores = _SCORES.search(attributes)
-    key, value = _operand(one, shapes, 0)[-1:], _operand(one, shapes, 2)[-1:]
+    key, value = _operand(instruction, shapes, 0)[-1:], _operand(instruction, shapes, 2)[-1:]
     if scores is None or not key or not value:
         return None
     products = 3 * key[0] + 2 * value[0] if is_backward else key[0] + value[0]
@@ -103,12 +114,14 @@ def _attention(one: Instruction, shapes: dict[str, str], is_backward: bool) -> f
 
 
 def _convolution(
-    one: Instruction, shapes: dict[str, str], places: tuple[int | None, ...]
+    instruction: Instruction, shapes: dict[str, str], places: tuple[int | None, ...]
 ) -> float | None:
-    labels, window = _LABELS.search(one.attributes), _WINDOW.search(one.attributes)
+    labels, window = _LABELS.search(instruction.attributes), _WINDOW.search(instruction.attributes)
     if labels is None:
         return None
-    found = [_result(one) if at is None else _operand(one, shapes, at) for at in places]
+    found = [
+        _result(instruction) if at is None else _operand(instruction, shapes, at) for at in places
+    ]
     if any(len(sizes) != len(axes) for sizes, axes in zip(found, labels.groups(), strict=True)):
         return None
     given, weights, out = (
@@ -116,7 +129,7 @@ def _convolution(
         for axes, sizes in zip(labels.groups(), found, strict=True)
     )
     rules = dict(part.split("=") for part in window[1].split()) if window else {}
-    groups = _BATCH_GROUPS.search(one.attributes)
+    groups = _BATCH_GROUPS.search(instruction.attributes)
     total = given["b"] // (int(groups[1]) if groups else 1) * weights["i"] * weights["o"]
     for at, axis in enumerate(sorted(label for label in given if label.isdecimal())):
         steps = (

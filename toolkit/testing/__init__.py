@@ -63,7 +63,7 @@ def check_mixer(row: Mixer, *, word: str | None = None, is_grouped: bool = True)
         from toolkit.testing.layers import layer_contracts
 
         contracts |= {f"layer_{n}": (contract, word) for n, contract in layer_contracts().items()}
-    held, broken = [], []
+    kept, broken = [], []
     for name, (contract, given) in contracts.items():
         try:
             if given is row:
@@ -71,7 +71,7 @@ def check_mixer(row: Mixer, *, word: str | None = None, is_grouped: bool = True)
                     contract(given)
             else:
                 contract(given)
-            held.append(name)
+            kept.append(name)
         except Exception as error:  # an assertion, or whatever the mixer raises
             line = next((line for line in str(error).splitlines() if line.strip()), "")
             broken.append(f"{name}: {type(error).__name__} {line.strip()}")
@@ -80,7 +80,7 @@ def check_mixer(row: Mixer, *, word: str | None = None, is_grouped: bool = True)
             f"{row.name}: {len(broken)} of {len(contracts)} contracts do not hold\n"
             + "\n".join(broken)
         )
-    return held
+    return kept
 
 
 __all__ = ["check_mixer"]

@@ -86,8 +86,8 @@ def bfloat16_stays_within_the_ratios(row: Mixer) -> None:
     got = output_and_gradients(row.function, row, inputs, cotangent)
     wanted = output_and_gradients(row.reference, row, exact, cotangent)
     ratios = [BFLOAT16_OUTPUT_RATIO] + [
-        BFLOAT16_GATE_GRADIENT_RATIO if one.is_gate else BFLOAT16_GRADIENT_RATIO
-        for one in row.inputs
+        BFLOAT16_GATE_GRADIENT_RATIO if array.is_gate else BFLOAT16_GRADIENT_RATIO
+        for array in row.inputs
     ]
     for a, b, ratio in zip(got, wanted, ratios, strict=True):
         assert a.dtype == jnp.bfloat16
@@ -169,9 +169,9 @@ def a_state_remembers_the_last_document(row: Mixer) -> None:
             out, state = step(*(x[:, t] for x in inputs), state)
             pieces.append(out[:, None])
         got = jnp.concatenate(pieces, axis=1)
-        for one, start in enumerate(starts):
-            alone, _ = read(*(x[one : one + 1, start:] for x in inputs))
-            assert_close(got[one : one + 1, start:], alone, FLOAT64_TOLERANCE)
+        for place, start in enumerate(starts):
+            alone, _ = read(*(x[place : place + 1, start:] for x in inputs))
+            assert_close(got[place : place + 1, start:], alone, FLOAT64_TOLERANCE)
 
 
 def what_is_not_finite_reaches_no_other(
@@ -187,16 +187,16 @@ def what_is_not_finite_reaches_no_other(
         cotangent = jnp.where(is_spoilt[..., None, None], 0, random_cotangent(row, inputs))
         run = partial(output_and_gradients, row.function, row, segment_ids=documents)
         clean = run(inputs, cotangent)
-        for place, one in enumerate(row.inputs):
-            spoilt = inputs[place].at[(0, token) + (0,) * (len(one.axes) - 2)].set(number)
+        for place, array in enumerate(row.inputs):
+            spoilt = inputs[place].at[(0, token) + (0,) * (len(array.axes) - 2)].set(number)
             out, *gradients = run([*inputs[:place], spoilt, *inputs[place + 1 :]], cotangent)
             if np.isnan(number) and "selected_tokens" not in row.options:  # it may not be selected
-                assert np.isnan(out[0, token, 0]).any(), one.name
+                assert np.isnan(out[0, token, 0]).any(), array.name
             # Bit for bit where no legitimate number changed a chunk's decays.
             tolerance = 0 if documents is None and np.isnan(number) else FLOAT64_TOLERANCE
             assert_close(out[~is_spoilt], clean[0][~is_spoilt], tolerance)
             for got, wanted in zip(gradients, clean[1:], strict=True):
-                assert np.isfinite(got).all(), one.name
+                assert np.isfinite(got).all(), array.name
                 kept = ~is_spoilt if documents is not None else slice(None)
                 np.testing.assert_allclose(got[kept], wanted[kept], atol=FLOAT64_TOLERANCE)
 
@@ -219,7 +219,7 @@ def shard_map_over_batch_and_heads_equals_one_device(row: Mixer) -> None:
     inputs = draw_inputs(row, TIME)
     # An index serves all heads: every device has it whole.
     placed = {"batch": "data", "heads": "heads"}
-    specs = tuple(PartitionSpec(*(placed.get(axis) for axis in one.axes)) for one in row.inputs)
+    specs = tuple(PartitionSpec(*(placed.get(axis) for axis in array.axes)) for array in row.inputs)
 
     # What is constant in a head belongs to the whole model's heads: each device is given its own.
     constants = {"log_decay": retention_log_decay(2)} if row.name == "retention" else {}

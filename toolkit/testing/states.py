@@ -93,8 +93,8 @@ def not_finite_numbers_show_in_their_own_document_only(row: Mixer) -> None:
 
     def spoilt(name, token, head, number):
         place, x = row.names.index(name), inputs[row.names.index(name)]
-        one = x.at[(0, token, head, *(0 for _ in x.shape[3:]))].set(number)
-        return run(*inputs[:place], one, *inputs[place + 1 :])
+        changed = x.at[(0, token, head, *(0 for _ in x.shape[3:]))].set(number)
+        return run(*inputs[:place], changed, *inputs[place + 1 :])
 
     for name in row.names[1:]:
         out, state = spoilt(name, 5, 0, jnp.nan)

@@ -41,7 +41,7 @@ def _is_in_memory(leaf: Array) -> bool:
     """Whether NumPy can read it in place; it adds integers ten times as fast as XLA:CPU."""
     if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return False
-    return leaf.is_fully_addressable and all(one.platform == "cpu" for one in leaf.devices())
+    return leaf.is_fully_addressable and all(device.platform == "cpu" for device in leaf.devices())
 
 
 def _bit_sum_here(leaf: Array) -> int:

@@ -104,9 +104,9 @@ def _by_blocks(
     return lax.scan(merge, block(starts[0]), starts[1:])[0]
 
 
-def merged(one: Attended, other: Attended) -> Attended:
+def merged(first: Attended, other: Attended) -> Attended:
     """Attention to the union of two disjoint sets of slots."""
-    (out, lse), (new, own) = one, other
+    (out, lse), (new, own) = first, other
     total = jnp.logaddexp(lse, own)
     old, fresh = (
         jnp.exp(x - jnp.where(total == -jnp.inf, 0, total))[..., None] for x in (lse, own)

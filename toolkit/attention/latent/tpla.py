@@ -236,8 +236,8 @@ def _step(x_t, sliced, cache, *, config, norm, implementation):
     def of_slice(number):
         own = lax.slice_in_dim(cache.latents, number * size, (number + 1) * size, axis=2)
         part = sliced.part(number).scaled()
-        held = LatentCache(own, cache.rope_keys, cache.length)
-        return attend_latents_step(made, part, held, config.scale, implementation)
+        shard = LatentCache(own, cache.rope_keys, cache.length)
+        return attend_latents_step(made, part, shard, config.scale, implementation)
 
     out = sum(map(of_slice, range(sliced.slices)))
     return show_overflow(jnp.einsum("bhv,hvw->bw", out, sliced.output), cache), cache

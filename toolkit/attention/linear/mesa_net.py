@@ -142,8 +142,8 @@ def _share(
     documents = None if starts is None else cut_documents(starts, heads, size)
     decays = chunk_decays(cut(tokens.g, size), documents)
     # What is left at token i of what token j writes.
-    one = jnp.ones_like(beta)[..., None]
-    weights = decayed_scores(one, one[..., None, :, :], decays, lax.Precision.HIGHEST)
+    ones = jnp.ones_like(beta)[..., None]
+    weights = decayed_scores(ones, ones[..., None, :, :], decays, lax.Precision.HIGHEST)
     weights = within_documents(weights, documents)[..., 0, :] * beta[..., None, :]
     # Both sums as one matrix [key, key + value], that of each chunk's entry.
     written = jnp.concatenate([k, v], axis=-1)

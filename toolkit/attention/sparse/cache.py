@@ -44,7 +44,7 @@ class SparseCache(Rows):
 
     def free(self, rows: Array) -> Self:
         """Forget the tokens of some rows and their index."""
-        state = jax.tree.map(lambda held: cleared(held, rows), self._state())
+        state = jax.tree.map(lambda array: cleared(array, rows), self._state())
         return replace(self, **state)
 
     def truncate(self, lengths: Array) -> NoReturn:

@@ -157,10 +157,10 @@ def _order(scores: Array, visible: Array) -> Array:
 
 def _largest(start: Array, bits: int, holds: Callable[[Array], Array]) -> Array:
     """The largest number below 2 ** bits for which `holds`; it holds up to there and not beyond."""
-    one = jnp.ones((), start.dtype)
+    unit = jnp.ones((), start.dtype)
 
     def add_bit(step, number):
-        candidate = number | (one << (bits - 1 - step).astype(start.dtype))
+        candidate = number | (unit << (bits - 1 - step).astype(start.dtype))
         return jnp.where(holds(candidate), candidate, number)
 
     return lax.fori_loop(0, bits, add_bit, start)

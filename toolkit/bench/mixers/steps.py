@@ -188,7 +188,7 @@ def latent_case(config: LatentConfig, context: int, name: str) -> Case:
     weights = LatentWeights.random(config, jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), 3)
     empty = LatentCache.empty(1, config.latent_size, config.rope_size, context)
-    held = replace(
+    cache = replace(
         empty,
         latents=jax.random.normal(keys[0], empty.latents.shape),
         rope_keys=jax.random.normal(keys[1], empty.rope_keys.shape),
@@ -204,10 +204,10 @@ def latent_case(config: LatentConfig, context: int, name: str) -> Case:
         assert cache is not None
         return y[:, 0], cache
 
-    contenders = {ABSORBED: _latent_step(absorbed, held, x, weights)}
+    contenders = {ABSORBED: _latent_step(absorbed, cache, x, weights)}
     if context <= EXPANDED:
-        contenders["keys and values made anew"] = _latent_step(expanded, held, x, weights)
-    read = sum(array.nbytes for array in jax.tree.leaves(weights)) + held.nbytes
+        contenders["keys and values made anew"] = _latent_step(expanded, cache, x, weights)
+    read = sum(array.nbytes for array in jax.tree.leaves(weights)) + cache.nbytes
     products = 2 * config.heads * (2 * config.latent_size + config.rope_size) * context
     total = products + 2 * sum(array.size for array in jax.tree.leaves(weights))
     numbers = jax.random.normal(jax.random.key(2), (read // 4,))
@@ -235,9 +235,9 @@ def _latent_step(
 ) -> Callable[[], jax.Array]:
     """The step as a contender, its cache updated in place and as long before as after."""
 
-    def same_length(held: LatentCache, x: jax.Array, weights: LatentWeights):
-        y, new = step(held, x, weights)
-        return y, replace(new, length=held.length)
+    def same_length(cache: LatentCache, x: jax.Array, weights: LatentWeights):
+        y, new = step(cache, x, weights)
+        return y, replace(new, length=cache.length)
 
     return in_place(same_length, jax.tree.map(jnp.copy, cache), x, weights)
 

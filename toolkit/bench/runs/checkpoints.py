@@ -106,14 +106,14 @@ def _interval(
 ) -> Callable[[], jax.Array]:
     """The updates between two saves; without checkpoints nothing is saved."""
     state, step = _run(layers, width)
-    held = [state]
+    donated = [state]
 
     def call() -> jax.Array:
         if checkpoints is not None:
-            checkpoints.save(int(held[0].step), held[0])
+            checkpoints.save(int(donated[0].step), donated[0])
         loss = jnp.float32(0)
         for _ in range(updates):
-            held[0], metrics = step(held[0], jnp.ones((64, width)))
+            donated[0], metrics = step(donated[0], jnp.ones((64, width)))
             loss = metrics["loss"][0]
         return loss
 

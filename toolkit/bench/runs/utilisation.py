@@ -84,7 +84,7 @@ def _plain_loss(config: LoopedConfig, params: dict[str, Any], tokens: jax.Array)
     positions = jnp.arange(start.shape[1])[None]
     heads = partial(jnp.reshape, shape=(*start.shape[:2], config.heads, -1))
 
-    def one(h: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
+    def block(h: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
         w = {name: x.astype(dtype) for name, x in layer.items()}
         x = rms_norm(h, layer["norm"])
         q, k, v = (heads(x @ w[name]) for name in "qkv")
@@ -98,7 +98,7 @@ def _plain_loss(config: LoopedConfig, params: dict[str, Any], tokens: jax.Array)
     def loop(h: jax.Array, rho: jax.Array) -> tuple[jax.Array, None]:
         out = h
         for layer in layers:
-            out = one(out, layer)
+            out = block(out, layer)
         return out + rho.astype(dtype) * h, None
 
     h, _ = jax.lax.scan(loop, start, params["rho"])

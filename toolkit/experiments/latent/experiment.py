@@ -143,10 +143,10 @@ def _reports(model: LoopedLM, layers: Slices, read: list, norm: Norm) -> dict[st
         for block, x, sliced in zip(model.blocks, read, layers, strict=True)
     ]
     curves = {
-        ERROR: [one.output_error for one in found],
-        "attention KL": [float(one.divergence.mean()) for one in found],
-        "score R2": [float(one.score_r2.mean()) for one in found],
-        "top key agreement": [float(one.top_agreement.mean()) for one in found],
+        ERROR: [report.output_error for report in found],
+        "attention KL": [float(report.divergence.mean()) for report in found],
+        "score R2": [float(report.score_r2.mean()) for report in found],
+        "top key agreement": [float(report.top_agreement.mean()) for report in found],
     }
     means = {name: float(np.mean(values)) for name, values in curves.items()}
     return means | {f"{name} by layer": values for name, values in curves.items()}
@@ -210,7 +210,7 @@ EXPERIMENT = Experiment(
     title="A small DeepSeek on several devices: what do slices of its latents cost?",
     settings={"MLA": Setting()}
     | {name: Setting(g, scheme="dcp") for name, g in DCP.items()}
-    | {label_of(*one): Setting(*one) for one in (*KINDS, *RANDOM, *TAUGHT, FEW)},
+    | {label_of(*kind): Setting(*kind) for kind in (*KINDS, *RANDOM, *TAUGHT, FEW)},
     execute=_execute,
     columns=(
         Column(ALL),

@@ -199,9 +199,10 @@ def _profile_lines(found: Sequence[Cell]) -> list[str]:
     scored = {method: list(factors_of(method, telling).values()) for method in METHODS}
     ranked = sorted((m for m in METHODS if scored[m]), key=lambda m: -profile_area(scored[m]))
     for method in ranked:
-        one, half, two, four = profile(scored[method], (1.0, 1.5, 2.0, LARGEST_FACTOR))
-        lines.append(f"  {method:24}{profile_area(scored[method]):>7.3f}{one:>8.2f}{half:>9.2f}"
-                     f"{two:>8.2f}{four:>8.2f}{len(scored[method]):>7}")  # fmt: skip
+        shares = profile(scored[method], (1.0, 1.5, 2.0, LARGEST_FACTOR))
+        columns = "".join(f"{share:>{8 + (at == 1)}.2f}" for at, share in enumerate(shares))
+        area = profile_area(scored[method])
+        lines.append(f"  {method:24}{area:>7.3f}{columns}{len(scored[method]):>7}")
     return lines
 
 

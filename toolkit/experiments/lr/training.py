@@ -87,7 +87,7 @@ class LaneTrainer:
         return np.asarray(self._losses(lanes.params, lanes.optimizer_state, split), np.float64)
 
     def _initial(self, seeds: Array, lanes: int) -> tuple[Any, Any]:
-        def one(seed: Array) -> tuple[Any, Any]:
+        def initial(seed: Array) -> tuple[Any, Any]:
             params = self.workload.init(jax.random.key(seed))
             return params, self.optimizer.init(params)
 
@@ -95,7 +95,7 @@ class LaneTrainer:
             shape = leaf.shape
             return jnp.broadcast_to(leaf[:, None], (shape[0], lanes, *shape[1:]))
 
-        return jax.tree.map(repeated, jax.vmap(one)(seeds))
+        return jax.tree.map(repeated, jax.vmap(initial)(seeds))
 
 
 def _losses(
@@ -103,7 +103,7 @@ def _losses(
 ) -> Array:
     count = len(jax.tree.leaves(split)[0])
 
-    def one(lane: tuple) -> Array:
+    def evaluate(lane: tuple) -> Array:
         evaluated = evaluation_params(lane[1], lane[0])
         total = jnp.zeros(())
         for begin in range(0, count, EVALUATED_TOGETHER):
@@ -113,4 +113,4 @@ def _losses(
             total += (end - begin) * loss(evaluated, part)
         return total / count
 
-    return jax.lax.map(lambda seed: jax.lax.map(one, seed), (params, optimizer_state))
+    return jax.lax.map(lambda seed: jax.lax.map(evaluate, seed), (params, optimizer_state))

@@ -108,8 +108,8 @@ def _reached(
             forced = whole - y.sum()
             wanted = target * (forced + curve.sum())
             is_read = (forced + jnp.cumsum(curve) - curve < wanted) & listed.is_token
-            held = forced + jnp.where(is_read, y, 0).sum()
-            return held / whole, is_read.sum() + n - length.astype(jnp.int32)
+            read_mass = forced + jnp.where(is_read, y, 0).sum()
+            return read_mass / whole, is_read.sum() + n - length.astype(jnp.int32)
 
         return jax.vmap(of_query)(q)
 

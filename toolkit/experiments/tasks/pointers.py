@@ -132,10 +132,10 @@ def _swapped(
     """Addresses after exchanging those of p[:, i] and q[:, i] in turn, and what each gave q."""
     row = jnp.arange(len(addresses))
 
-    def swap(held: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    def swap(cells: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         a, b = pair
-        held = held.at[row, a].set(held[row, b]).at[row, b].set(held[row, a])
-        return held, held[row, b]
+        cells = cells.at[row, a].set(cells[row, b]).at[row, b].set(cells[row, a])
+        return cells, cells[row, b]
 
     end, given = jax.lax.scan(swap, addresses, (p.T, q.T))
     return end, given.T

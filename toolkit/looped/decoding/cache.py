@@ -93,7 +93,7 @@ class LoopedCache:
         """
         check_rows(rows, jax.tree.leaves(self)[0].shape[0])
         check_other(self, rows, other)
-        return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
+        return jax.tree.map(lambda old, new: old.at[rows].set(new), self, other)
 
     @classmethod
     def empty(cls, config: LoopedConfig, batch: int, capacity: int) -> "LoopedCache":

@@ -164,8 +164,8 @@ def speculate(
     first = _pick(_distribution(logits, heat, is_greedy), first_key, is_greedy)
     room = jnp.zeros((batch, length + drafts + 1), jnp.int32).at[:, 0].set(first)
     # Copies, because every round donates its state.
-    one, kept, passes = (jnp.full(batch, number, jnp.int32) for number in (1, 0, 0))
-    state = _Writing(room, one, first, cache, draft_cache, kept, passes)
+    first_place, kept, passes = (jnp.full(batch, number, jnp.int32) for number in (1, 0, 0))
+    state = _Writing(room, first_place, first, cache, draft_cache, kept, passes)
     by_round = []
     while int(state.written.min()) < length:
         before, goes_on = np.array(state.kept), np.array(state.written) < length
@@ -197,9 +197,9 @@ def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy
 
     # The draft's own cache must hold the last draft too: one more step, whose token is discarded.
     steps = drafts if is_shared else drafts + 1
-    held = state.cache if is_shared else state.draft_cache
+    drafting = state.cache if is_shared else state.draft_cache
     keys = jax.random.split(draft_key, steps)
-    carry, proposed, q, passed = (state.last, held), [], [], [held]
+    carry, proposed, q, passed = (state.last, drafting), [], [], [drafting]
     for own in keys:
         carry, (token, chances) = propose(carry, own)
         passed.append(carry[1])

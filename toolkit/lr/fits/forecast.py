@@ -96,7 +96,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
         reason = "exponential"
         constant = _polish(curve, times, weights, grid[best], grid[1] / grid[0])
         fit, mean, variance = (
-            one[0] for one in _project(curve, times, np.array([constant]), weights, horizon)
+            column[0] for column in _project(curve, times, np.array([constant]), weights, horizon)
         )
         misfit = (weights * (curve - fit) ** 2).sum()
     sigma2 = misfit / max(weights.sum() - 3, 1.0) + np.finfo(np.float64).tiny

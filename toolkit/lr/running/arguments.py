@@ -52,10 +52,10 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
 def check_start(state: TrainState, optimizer: Any, params: Any, model_state: Any) -> None:
     """Refuse a start with the state of another optimiser, or with contradicting arguments."""
     given = {"params": (params, state.params), "model_state": (model_state, state.model_state)}
-    for name, (one, other) in given.items():
-        if one is not None and not (
-            _shapes(one) == _shapes(other)
-            and all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+    for name, (argument, own) in given.items():
+        if argument is not None and not (
+            _shapes(argument) == _shapes(own)
+            and all(map(np.array_equal, jax.tree.leaves(argument), jax.tree.leaves(own)))
         ):
             raise ValueError(f"{name}: differs from that of start; give that, or None")
     wanted, came = jax.eval_shape(optimizer.init, state.params), state.optimizer_state

@@ -186,13 +186,13 @@ def _programs(
     batched = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))
 
     def mapped(state: TrainState, data: Any, count: Array, rates: Array) -> tuple:
-        def one(candidate: tuple) -> tuple:
+        def run(candidate: tuple) -> tuple:
             *own, rates = candidate
             reached, losses = steps(TrainState(state.step, *own), data, count, rates)
             return reached.params, reached.optimizer_state, reached.model_state, losses
 
         candidates = (state.params, state.optimizer_state, state.model_state, rates)
-        *reached, losses = jax.lax.map(one, candidates, batch_size=CANDIDATES_PER_MAP)
+        *reached, losses = jax.lax.map(run, candidates, batch_size=CANDIDATES_PER_MAP)
         return TrainState(state.step + count, *reached), losses
 
     together = partial(Together, what="candidates of the search")

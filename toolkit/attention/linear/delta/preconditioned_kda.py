@@ -129,8 +129,8 @@ def preconditioned_kda(
     is_finite = jnp.isfinite(weights) & jnp.isfinite(keys).all(axis=-1, keepdims=True)
     squares = jnp.where(is_finite, weights, 0) * jnp.where(is_finite, keys, 0) ** 2
     fading = jnp.where(is_finite[..., 0], fading, jnp.nan)
-    one = jnp.ones_like(weights)
-    sums = gather_tokens(one, one, squares, g=fading, scale=1.0)
+    ones = jnp.ones_like(weights)
+    sums = gather_tokens(ones, ones, squares, g=fading, scale=1.0)
     given = None if start is None else start.curvature[:, :, None]
     A, last = run(ADDITIVE_RULE, sums, given, segment_ids, implementation, None)
     m = _stretch(A, epsilon)

@@ -64,9 +64,9 @@ class _Effect(NamedTuple):
     through: Array  # [chunks, rows, 1, 1]
 
 
-def level_between(one: Array, other: Array, levels: int) -> Array:
+def level_between(token: Array, other: Array, levels: int) -> Array:
     """The level on which two positions are of each other."""
-    return jnp.minimum(32 - lax.clz(one ^ other), levels - 1)
+    return jnp.minimum(32 - lax.clz(token ^ other), levels - 1)
 
 
 def merged(
@@ -186,9 +186,9 @@ def step_levels(corrects: bool, token: Tokens, state: LevelState) -> tuple[Array
     least = level_between(state.count, state.count - 1, weights.shape[-1])
     states = decay * merged(state.levels.astype(dtype), least)
     if corrects:
-        held = precise_einsum("bhlkv,bhk->bhlv", states, k)
+        read = precise_einsum("bhlkv,bhk->bhlv", states, k)
         written = (strength[..., None] * k)[:, :, None, :, None]
-        states -= written * held[..., None, :]
+        states -= written * read[..., None, :]
     new = (strength[..., None] * k)[..., None] * v[..., None, :]
     states = states.at[:, :, 0].add(new)
     reads = precise_einsum("bhlkv,bhk->bhlv", states, q)

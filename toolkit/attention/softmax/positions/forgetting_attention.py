@@ -221,7 +221,7 @@ def forgetting_attention_reference(
         document = run_numbers(segment_ids)
     token = jnp.arange(time, dtype=jnp.int32)[None]
 
-    def one(decays, t):
+    def attend(decays, t):
         decays = jnp.where((token < t)[..., None], decays + g[:, t][:, None], 0)
         seen = ((token <= t) & (document == document[:, t][:, None]))[..., None]
         scores = factor * jnp.einsum("bhk,bshk->bsh", q[:, t], k) + decays
@@ -229,7 +229,7 @@ def forgetting_attention_reference(
         return decays, jnp.einsum("bsh,bshv->bhv", weights, v)
 
     with jax.default_matmul_precision("highest"):
-        _, out = lax.scan(one, jnp.zeros_like(g), token[0])
+        _, out = lax.scan(attend, jnp.zeros_like(g), token[0])
     return jnp.moveaxis(out, 0, 1).astype(dtype), None
 
 

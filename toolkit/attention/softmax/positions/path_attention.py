@@ -310,9 +310,9 @@ def _state_bytes(batch, context, heads, key, value, *, element_bytes=4):
 
 def _step_bytes(batch, context, heads, key, value, *, element_bytes=4):
     """The cache is read; q, o and what this token brings cross once."""
-    one = _token_bytes(heads, key, value, element_bytes) + heads * (key + value) * element_bytes
+    token = _token_bytes(heads, key, value, element_bytes) + heads * (key + value) * element_bytes
     return (
-        _state_bytes(batch, context, heads, key, value, element_bytes=element_bytes) + batch * one
+        _state_bytes(batch, context, heads, key, value, element_bytes=element_bytes) + batch * token
     )
 
 

@@ -148,9 +148,9 @@ def cached_share(
     for step, tokens in enumerate(selected):
         shares[step] = is_held[tokens // block].mean()
         np.add.at(uses, tokens // block, 1)
-        held = np.argsort(-uses, kind="stable")[:blocks]
+        kept = np.argsort(-uses, kind="stable")[:blocks]
         is_held[:] = False
-        is_held[held[uses[held] > 0]] = True
+        is_held[kept[uses[kept] > 0]] = True
     return shares
 
 

@@ -63,8 +63,8 @@ class Quest(Selector):
         page, is_first = position // self.page_size, position % self.page_size == 0
         return Bounds(
             *(
-                held.at[:, page].set(jnp.where(is_first, k, widen(held[:, page], k)))
-                for widen, held in zip((jnp.maximum, jnp.minimum), index, strict=True)
+                bound.at[:, page].set(jnp.where(is_first, k, widen(bound[:, page], k)))
+                for widen, bound in zip((jnp.maximum, jnp.minimum), index, strict=True)
             )
         )
 

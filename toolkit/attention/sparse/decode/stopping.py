@@ -93,9 +93,9 @@ def sampled_count(
     variance = ((end[None] - left).astype(precise) * per_token[None]).sum(axis=1)
     listed = jnp.where(is_token, jnp.exp(logits - largest), 0)
     of_list = jnp.concatenate([jnp.zeros(1, precise), jnp.cumsum(listed)])
-    held = jnp.exp(forced_lse - largest) + of_list
+    read = jnp.exp(forced_lse - largest) + of_list
     rest = rest + jnp.maximum(of_list[first] - of_list, 0)
-    suffices = held >= share * (held + rest + ERRORS * jnp.sqrt(variance))
+    suffices = read >= share * (read + rest + ERRORS * jnp.sqrt(variance))
     return jnp.where(suffices.any(), jnp.argmax(suffices), slots).astype(jnp.int32)
 
 

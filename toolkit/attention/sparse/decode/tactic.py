@@ -150,8 +150,8 @@ class Tactic(Selector):
         columns = lax.dynamic_update_slice_in_dim(index.centroids, new[0].T, cluster, axis=1)
         rows = (index.values, index.sizes, index.first)
         rows = [
-            lax.dynamic_update_slice_in_dim(held, x, cluster, axis=0)
-            for held, x in zip(rows, new[1:4], strict=True)
+            lax.dynamic_update_slice_in_dim(row, x, cluster, axis=0)
+            for row, x in zip(rows, new[1:4], strict=True)
         ]
         members = lax.dynamic_update_slice_in_dim(index.members, new[4], first, axis=0)
         return Clusters(columns, rows[0], rows[1], rows[2], members)

@@ -89,9 +89,9 @@ def _top(masses, sparsity, policy, text_blocks):
 
 def _by_level(masses, kept, same):
     heads, columns = masses.shape[1], masses.shape[3]
-    held = recall(masses, kept)
-    spare = jnp.minimum((held > _GOOD).sum(axis=1, dtype=jnp.int32), heads // 2)[:, None]
-    place = _ranks(held)
+    recalled = recall(masses, kept)
+    spare = jnp.minimum((recalled > _GOOD).sum(axis=1, dtype=jnp.int32), heads // 2)[:, None]
+    place = _ranks(recalled)
     level = jnp.where(place < spare, -1, jnp.where(place >= heads - spare, 1, 0))
     # The needy heads get what the spare heads give up: half of what each of those keeps.
     given = min(same // 2, columns - same)

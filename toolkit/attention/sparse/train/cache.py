@@ -168,8 +168,8 @@ def pool_blocks(cache: BlockCache, block_size: int) -> BlockCache:
 
 def pool_last_block(cache: BlockCache, block_size: int) -> BlockCache:
     """Add the mean of the last block in the rows where it is complete."""
-    length, held = cache.length, (cache.pooled_keys, cache.pooled_values)
-    blocks = held[0].shape[2]
+    length, pooled_before = cache.length, (cache.pooled_keys, cache.pooled_values)
+    blocks = pooled_before[0].shape[2]
     is_complete = (length % block_size == 0) & (length <= cache.capacity)
     if not blocks:
         return cache
@@ -183,8 +183,8 @@ def pool_last_block(cache: BlockCache, block_size: int) -> BlockCache:
             pooled.at[to].set(
                 last(rows, length - block_size).mean(axis=2, dtype=pooled.dtype), mode="drop"
             )
-            for rows, pooled in zip((cache.keys, cache.values), held, strict=True)
+            for rows, pooled in zip((cache.keys, cache.values), pooled_before, strict=True)
         )
 
-    pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: held)
+    pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: pooled_before)
     return replace(cache, pooled_keys=pooled_keys, pooled_values=pooled_values)

@@ -57,12 +57,12 @@ def deepseek_sparse_attention_reference(
         for t, place in enumerate(places.T):
             rows = {"keys": k[:, t], "values": v[:, t], "index_keys": index_k[:, t]}
             cache = write_token(replace(cache, length=place), place, axis=-2, **rows)
-        held, before = initial_state, old[:, None, :, None]
+        past, before = initial_state, old[:, None, :, None]
         k, v = (
             jnp.concatenate([jnp.take_along_axis(a, before, axis=2).swapaxes(1, 2), b], axis=1)
-            for a, b in ((held.keys, k), (held.values_for(v), v))
+            for a, b in ((past.keys, k), (past.values_for(v), v))
         )
-        index_old = jnp.take_along_axis(held.index_keys, old[..., None], axis=1)
+        index_old = jnp.take_along_axis(past.index_keys, old[..., None], axis=1)
         index_k = jnp.concatenate([index_old, index_k], axis=1)
     query, key = start + jnp.arange(time)[:, None], jnp.arange(k.shape[1])[None]
     visible = (key <= query)[None]

@@ -93,8 +93,8 @@ def _attend(
 ):  # fmt: skip
     def best(blocking, blocks, q, own, k, v):
         means = block_means(k, blocks, block_size)
-        one = partial(attend_to_best_blocks, blocking, blocks, k, v, means)
-        head = lambda q, own: over_queries(one, q[:, None], own)  # noqa: E731
+        attend = partial(attend_to_best_blocks, blocking, blocks, k, v, means)
+        head = lambda q, own: over_queries(attend, q[:, None], own)  # noqa: E731
         heads = each(head, q.swapaxes(0, 1), repeated(own, q.shape[1]))
         return (heads[:, :, 0].swapaxes(0, 1),)
 
@@ -139,8 +139,8 @@ def mixture_of_block_attention_step(
 
 def _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
     def best(blocking, blocks, q, own, k, v, mean_keys, _):
-        one = lambda q: attend_to_best_blocks(blocking, blocks, k, v, mean_keys, q, own)  # noqa: E731
-        return (each(one, q.swapaxes(0, 1)[:, :, None], at_once=True),)
+        attend = lambda q: attend_to_best_blocks(blocking, blocks, k, v, mean_keys, q, own)  # noqa: E731
+        return (each(attend, q.swapaxes(0, 1)[:, :, None], at_once=True),)
 
     (out,), cache = step_by_block(
         best, q_t, k_t, v_t, cache,

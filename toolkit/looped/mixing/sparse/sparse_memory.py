@@ -40,16 +40,16 @@ class SparseMemory(sparse.SparseCache):
         choice.selector.check_budget(choice.budget, capacity, heads)
         dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
         keys, values = (x.swapaxes(2, 3) for x in floats(cache, dtype))
-        held = sparse.build(choice.selector, keys, values, cache.length)
+        built = sparse.build(choice.selector, keys, values, cache.length)
         # Copies, since a buffer can be donated only once.
-        tokens, read = (jnp.zeros(held.keys.shape[:2], jnp.int32) for _ in range(2))
+        tokens, read = (jnp.zeros(built.keys.shape[:2], jnp.int32) for _ in range(2))
         return cls(
-            held.keys,
-            held.values,
-            held.key_sum,
-            held.value_sum,
-            held.index,
-            held.length,
+            built.keys,
+            built.values,
+            built.key_sum,
+            built.value_sum,
+            built.index,
+            built.length,
             choice.selector,
             tokens,
             read,
