@@ -194,6 +194,6 @@ def _barrier(tree: Any) -> Any:
     """Order the chunks; gradients of whole numbers are not arrays to XLA."""
     leaves, structure = jax.tree.flatten(tree)
     real = [leaf for leaf in leaves if leaf.dtype != jax.dtypes.float0]
-    held = iter(jax.lax.optimization_barrier(real))
-    leaves = [leaf if leaf.dtype == jax.dtypes.float0 else next(held) for leaf in leaves]
+    real_leaves = iter(jax.lax.optimization_barrier(real))
+    leaves = [leaf if leaf.dtype == jax.dtypes.float0 else next(real_leaves) for leaf in leaves]
     return jax.tree.unflatten(structure, leaves)

@@ -136,7 +136,7 @@ class CostView(View):
         what, unit, *_ = counted
         if self.machine is None:
             return self.layer.cost(name, what, unit, tokens)
-        flop, moved = (self.layer.cost(name, what, one, tokens) for one in ("FLOP", "bytes"))
+        flop, moved = (self.layer.cost(name, what, unit, tokens) for unit in ("FLOP", "bytes"))
         return max(flop / self.machine.flops_per_second, moved / self.machine.bytes_per_second)
 
     def cost(self, plot: str, line: str) -> float:

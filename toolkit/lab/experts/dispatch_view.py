@@ -96,14 +96,14 @@ class DispatchView(View):
 
 def sent_by(found: list[Traffic]) -> int:
     """Bytes of all collectives."""
-    return sum(one.count * one.bytes_sent for one in found)
+    return sum(collective.count * collective.bytes_sent for collective in found)
 
 
 def kinds_of(found: list[Traffic]) -> str:
     """Collectives in words."""
     counts: dict[str, int] = {}
-    for one in found:
-        counts[one.kind] = counts.get(one.kind, 0) + one.count
+    for collective in found:
+        counts[collective.kind] = counts.get(collective.kind, 0) + collective.count
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 

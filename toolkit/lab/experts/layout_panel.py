@@ -48,11 +48,11 @@ class SlotsPlot(Plot):
     def show(self, view: LayoutView) -> None:
         if self.axes.get_ylim() != (view.slots - 0.5, -0.5):  # new limits draw the figure anew
             self.axes.set_ylim(view.slots - 0.5, -0.5)
-        held = np.full((DEVICES, _MOST), np.nan)
-        held[:, : view.slots] = view.layout(self._plan).slots
-        self.image_of.set_data(held.T)
+        slots = np.full((DEVICES, _MOST), np.nan)
+        slots[:, : view.slots] = view.layout(self._plan).slots
+        self.image_of.set_data(slots.T)
         for expert, numbers in enumerate(self.numbers):
-            numbers.set_data(*np.nonzero(held == expert))
+            numbers.set_data(*np.nonzero(slots == expert))
         between = np.arange(view.node, DEVICES, view.node) - 0.5
         self.nodes.set_segments([[(x, -0.5), (x, _MOST)] for x in between])
         places = np.argwhere(view.is_changed) if self._plan == PLANS[1] else []
@@ -100,8 +100,8 @@ class AlongPlot(Plot):
         axes.axhline(1, color=FAINT, linestyle="--", linewidth=1.2)
         self.now = self.line(color=ACCENT, linewidth=1.3)
         self.lines = {
-            plan: self.line(label=plan, marker=one.marker, markersize=5, **one.line)
-            for plan, one in _LOOKS.items()
+            plan: self.line(label=plan, marker=look.marker, markersize=5, **look.line)
+            for plan, look in _LOOKS.items()
         }
         axes.legend(loc="upper left", ncols=3, fontsize=8.5, columnspacing=1, handlelength=1.8)
 

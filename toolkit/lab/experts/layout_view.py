@@ -92,10 +92,10 @@ class LayoutView(View):
         return float(pairs[node[:, None] != node].sum() / pairs.sum())
 
     def data(self) -> Data:
-        held = self.layout(PLANS[1]).slots
+        slots = self.layout(PLANS[1]).slots
         return {
             "device": [str(device) for device in range(DEVICES)],
-            "its experts": [", ".join(str(expert + 1) for expert in row) for row in held],
+            "its experts": [", ".join(str(expert + 1) for expert in row) for row in slots],
             "changed": [", ".join(str(n + 1) for n in np.flatnonzero(row)) or "none"
                         for row in self.is_changed],
             **{f"load, {plan} (share)": [*map(float, self.over_even(plan))] for plan in PLANS},

@@ -72,7 +72,9 @@ class Panel(widgets.VBox):
             for name, control in vars(base).items()
             if isinstance(control, Control)
         }
-        listed = "".join(f"    {name}: {one.described()}\n" for name, one in cls._controls.items())
+        listed = "".join(
+            f"    {name}: {control.described()}\n" for name, control in cls._controls.items()
+        )
         head, mark, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExample:")
         purpose, _, others = head.partition("\nAttributes:\n")
         cls.__doc__ = f"{purpose}\nAttributes:\n{listed}{others}{mark}{example}"

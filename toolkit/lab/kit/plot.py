@@ -25,9 +25,9 @@ class Plot:
 
     def __init__(self, axes: Axes, *, grid: str = "xy", **settings: Any) -> None:
         self.axes = axes
-        for one in ("x", "y"):
-            if one not in grid:
-                axes.grid(False, axis=one)
+        for axis in ("x", "y"):
+            if axis not in grid:
+                axes.grid(False, axis=axis)
         axes.set(**settings)
         self._artists: list[Artist] = []
         self._names: dict[str, Sequence[str]] = {}

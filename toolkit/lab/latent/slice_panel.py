@@ -30,9 +30,13 @@ class SoftmaxPlot(Plot):
         self._query = self.line(color=ACCENT, linewidth=1.2)
         self.marks_of = [
             self.line(
-                label=f"slice {n + 1}", marker=one.marker, markersize=4.5, linewidth=1.1, **one.line
+                label=f"slice {n + 1}",
+                marker=look.marker,
+                markersize=4.5,
+                linewidth=1.1,
+                **look.line,
             )
-            for n, one in enumerate(_LOOKS)
+            for n, look in enumerate(_LOOKS)
         ]
         axes.legend(loc="upper left", ncols=_MOST_SLICES, fontsize=9)
 

@@ -96,7 +96,7 @@ class SliceView(View):
 
     def sentence(self) -> str:
         shares = ", ".join(f"{share:.0%}" for share in self.shares)
-        apart = ", ".join(f"{float(one):.2f}" for one in self.report.divergence)
+        apart = ", ".join(f"{float(divergence):.2f}" for divergence in self.report.divergence)
         bought = self.errors[self.basis, "sliced"] - self.errors[self.basis, "exact"]
         return (
             f"Layer {self.layer}, basis {self.basis}, {self.slices} slices with {shares} of the "
@@ -120,8 +120,8 @@ def slice_view(
     """The effect of slicing on one query of the text; `layer` and `head` count from 1."""
     found = sliced_layer(layer - 1, basis, slices, norm)
     errors = {
-        (one, other): sliced_layer(layer - 1, one, slices, other).report.output_error
-        for one in BASES
+        (basis, other): sliced_layer(layer - 1, basis, slices, other).report.output_error
+        for basis in BASES
         for other in NORMS
     }
     token = min(token, len(TEXT) - 1)

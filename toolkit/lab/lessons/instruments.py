@@ -17,12 +17,12 @@ def _same_word() -> Answer:
         memory.title: 100 * float(memory.share(view.token, view.head)[np.array(earlier)].sum())
         for memory in (view.left, view.right)
     }
-    (left, one), (right, other) = shares.items()
+    (left, share), (right, other) = shares.items()
     words = (
-        f"With {left} they have {one:.0f}% of the influence, with {right} {other:.0f}% (measured "
+        f"With {left} they have {share:.0f}% of the influence, with {right} {other:.0f}% (measured "
         f"here, head {view.head + 1}, random projections)."
     )
-    return Answer(round(one), words)
+    return Answer(round(share), words)
 
 
 def _reach() -> Answer:
@@ -42,8 +42,8 @@ def _share_held() -> Answer:
     from toolkit.lab.sharding.mesh_view import COPIES
 
     view: Any = MeshPanel(mesh="2x4", scheme="zero1").view
-    held, whole = (sum(map(of, COPIES)) for of in (view.bytes_of, view.bytes_whole))
-    share = 100 * held / whole
+    own, whole = (sum(map(of, COPIES)) for of in (view.bytes_of, view.bytes_whole))
+    share = 100 * own / whole
     return Answer(
         round(share, 1),
         f"{share:.1f} per cent (modelled, counted from the layout): weights and gradients, half of "
@@ -72,7 +72,7 @@ def _pairs_dropped() -> Answer:
         ExpertPanel(model=model, layer=2, capacity=1.0).view for model in ("plain", "balanced")
     ]
     view = views[0]
-    share, other = (100 * float((~one.is_kept).mean()) for one in views)
+    share, other = (100 * float((~view.is_kept).mean()) for view in views)
     return Answer(
         round(share),
         f"{share:.0f} per cent (measured here): the fullest expert has "
@@ -101,11 +101,11 @@ def _kept_activations() -> Answer:
     from toolkit.measure import in_words
 
     view: Any = ChipMemoryPanel(model="llama-3-8b", chip="h100", fsdp=8, context=4096).view
-    held, total = view.held, view.prediction.memory.total
-    share = 100 * held["activations"] / total
+    categories, total = view.held, view.prediction.memory.total
+    share = 100 * categories["activations"] / total
     return Answer(
         round(share),
-        f"{share:.0f} per cent (modelled): {in_words(held['activations'], 'bytes')} of "
+        f"{share:.0f} per cent (modelled): {in_words(categories['activations'], 'bytes')} of "
         f"{in_words(total, 'bytes')}. ZeRO-3 cuts parameters, gradients and moments in eight; what "
         "32 layers keep of a chip's own sequence is whole.",
     )

@@ -92,7 +92,7 @@ class Outline:
         return self._named("exercise", self.exercises, name)
 
     def _named(self, kind: str, those: tuple[Any, ...], name: str) -> Any:
-        found = {one.name: one for one in those}
+        found = {exercise.name: exercise for exercise in those}
         if name not in found:
             raise ValueError(f"{kind}: got {name!r}, wanted one of {', '.join(found)}")
         return found[name]

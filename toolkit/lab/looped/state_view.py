@@ -95,8 +95,8 @@ def look_inside(
     columns = {"loop": np.arange(MAX_LOOPS) + 1}
     columns |= {heading: values[:, at] for heading, values in everywhere.items()}
     columns |= {"rho, mean": rho.mean(axis=-1), "rho, spread": rho.std(axis=-1)}
-    for gate, one in both.items():
-        for layer, first in enumerate(first_byte(one), 1):
+    for gate, seen in both.items():
+        for layer, first in enumerate(first_byte(seen), 1):
             if not np.isnan(first).any():
                 columns[sink_heading(gate, layer)] = first
     even = _even_share(count, None if "full" in config.layers else config.window.sliding_window)
@@ -126,4 +126,4 @@ def _costs(config: LoopedConfig, context: int) -> np.ndarray:
     """FLOPs of one more token and bytes of the cache with 1, 2, ... loops: [2, MAX_LOOPS]."""
     every = (dataclasses.replace(config, loops=loop + 1) for loop in range(MAX_LOOPS))
     both = token_flops, cache_bytes_per_sequence
-    return np.array([[cost(one, context) for cost in both] for one in every]).T
+    return np.array([[cost(word, context) for cost in both] for word in every]).T

@@ -69,7 +69,7 @@ def find_schedules(name: str, steps: int) -> list[Record]:
     best = task.quadratic.best_rates(steps, STABLE, pieces=PIECES)[:: steps // PIECES]
     found = {"best": best} | {shape: [_best_peak(name, shape, steps)] for shape in SHAPES}
     # Five digits: what they leave out changes the loss in the ninth.
-    found = {which: [float(f"{one:.5g}") for one in rates] for which, rates in found.items()}
+    found = {which: [float(f"{rate:.5g}") for rate in rates] for which, rates in found.items()}
     runs = {shape: run_peak(name, shape, steps, found[shape][0]) for shape in SHAPES}
     runs["best"] = follow(task, np.repeat(found["best"], steps // PIECES))
     return [
@@ -84,7 +84,7 @@ def main() -> None:
     for name in STORED:
         for steps in BUDGETS:
             records += (found := find_schedules(name, steps))
-            print(_key(name, steps, ""), *(f"{one.value:.5f}" for one in found))
+            print(_key(name, steps, ""), *(f"{record.value:.5f}" for record in found))
     write_records(stored_folder("schedules") / FILE, records)
 
 
@@ -105,7 +105,7 @@ def _key(name: str, steps: int, which: str) -> str:
 
 @functools.cache
 def _records() -> dict[str, Record]:
-    return {one.name: one for one in read_records(stored_folder("schedules") / FILE)}
+    return {record.name: record for record in read_records(stored_folder("schedules") / FILE)}
 
 
 def _stored(name: str, steps: int, which: str) -> Record:

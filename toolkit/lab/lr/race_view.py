@@ -120,7 +120,7 @@ def plotted(run: Run, is_exact: bool) -> list[np.ndarray]:
 
 def racers(name: str) -> tuple[str, ...]:
     """Those that can race on a problem: the best schedule of a network is not known."""
-    return tuple(one for one in RACERS if one != "best" or name != "network")
+    return tuple(racer for racer in RACERS if racer != "best" or name != "network")
 
 
 def drawn_rates(name: str, steps: int, points: Points) -> np.ndarray:
@@ -151,8 +151,12 @@ class Race:
     def pieces(self, points: Points) -> Iterator[Progress]:
         """Run every racer that has not run: on the network each of 13 peaks of a tuned shape."""
         tries = peaks(self.problem) if self.problem == "network" else []
-        waiting = [one for one in racers(self.problem) if one == "yours" or one not in self.runs]
-        every = [(one, at) for one in waiting for at in [*(tries if one in SHAPES else []), None]]
+        waiting = [
+            racer for racer in racers(self.problem) if racer == "yours" or racer not in self.runs
+        ]
+        every = [
+            (racer, at) for racer in waiting for at in [*(tries if racer in SHAPES else []), None]
+        ]
         for done, (racer, peak) in enumerate(every, 1):
             title = RACERS[racer]
             if peak is not None:
@@ -176,7 +180,7 @@ class Race:
     def view(self, points: Points) -> RaceView:
         """As far as it has been run; a run along another drawing is not shown."""
         rates = drawn_rates(self.problem, self.steps, points)
-        runs = {one: self.runs[one] for one in racers(self.problem) if one in self.runs}
+        runs = {racer: self.runs[racer] for racer in racers(self.problem) if racer in self.runs}
         if "yours" in runs and not np.array_equal(runs["yours"].rates, rates):
             del runs["yours"]
         return RaceView(self.problem, self.steps, rates, runs)

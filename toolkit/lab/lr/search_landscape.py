@@ -39,16 +39,16 @@ def landscape(search: Search, number: int) -> Landscape:
 
 
 def _posterior(searcher: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
-    now, probes = taken[-1], [one for one in taken if one.candidates]
+    now, probes = taken[-1], [took for took in taken if took.candidates]
     if not probes:
         return Landscape("No search yet", ())
     # A stage that was not searched goes by the last one that was.
     last = probes[-1]
-    pins = sum((one.candidates for one in probes if one.before.stage == last.before.stage), ())
+    pins = sum((took.candidates for took in probes if took.before.stage == last.before.stage), ())
     if now is not last:  # after training a new stage begins, in which these pins have no say
         next_rates, chosen = NONE, float(now.request.rates[0, 0])
     else:
-        chosen = None if len(next_rates) else min(pins, key=lambda one: one.expected).rate
+        chosen = None if len(next_rates) else min(pins, key=lambda pin: pin.expected).rate
     mean, deviation = _process(searcher, last)
     goes_by_bound = searcher.proposals == "sequential" and len(next_rates)
     return Landscape(
@@ -65,10 +65,13 @@ def _process(searcher: AutoLRS, last: Round) -> tuple[np.ndarray, np.ndarray]:
 
 def _scores(taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
     # Scores of runs of another length are no values of the same curve.
-    tried = [candidate for one in taken for candidate in one.candidates]
-    lengths = sorted({len(one.losses) for one in tried})
-    pins = tuple(tuple(one for one in tried if len(one.losses) == steps) for steps in lengths)
-    plan = [*taken[-1].after.plan, *(one.request.rates.max() for one in taken if one.is_kept)]
+    tried = [candidate for took in taken for candidate in took.candidates]
+    lengths = sorted({len(candidate.losses) for candidate in tried})
+    pins = tuple(
+        tuple(candidate for candidate in tried if len(candidate.losses) == steps)
+        for steps in lengths
+    )
+    plan = [*taken[-1].after.plan, *(took.request.rates.max() for took in taken if took.is_kept)]
     chosen = float(max(plan)) if plan else None
     if not pins:
         return Landscape("No probes", (), next_rates, chosen)
@@ -79,7 +82,7 @@ def _scores(taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
 
 def columns(pins: tuple[Candidate, ...]) -> np.ndarray:
     """Rates, what is expected of them, and its deviations: [3, pins]."""
-    return np.array([(one.rate, one.expected, one.deviation) for one in pins]).reshape(-1, 3).T
+    return np.array([(pin.rate, pin.expected, pin.deviation) for pin in pins]).reshape(-1, 3).T
 
 
 def parabola(rates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

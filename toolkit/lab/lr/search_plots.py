@@ -71,13 +71,13 @@ class CandidatePlot(RoundPlot):
         )  # fmt: skip
 
     def move(self, view: SearchView) -> None:
-        curves = [one.losses for one in view.candidates]
+        curves = [candidate.losses for candidate in view.candidates]
         longest = max(map(len, [*curves, view.trained]))
         _, expected, _ = columns(view.candidates)
         limits = self._show_axes([*curves, view.trained], expected, max(view.horizon, longest, 1))
-        is_new = np.array([view.is_new(one) for one in view.candidates], bool)
+        is_new = np.array([view.is_new(candidate) for candidate in view.candidates], bool)
         self.curves.set(
-            segments=[np.stack([np.arange(len(one)), one], 1) for one in curves],
+            segments=[np.stack([np.arange(len(curve)), curve], 1) for curve in curves],
             color=np.where(is_new, ACCENT, FAINT),
             linewidth=np.where(is_new & (is_new.sum() == 1), 2.6, 1.1),
         )
@@ -179,9 +179,9 @@ class LandscapePlot(RoundPlot):
         middle = land.mean[:count]
         self._band.set_data(land.rates[:count], middle - spread, middle + spread)
         for marks, group in zip(self.pins, [*pins, (), (), ()], strict=False):
-            x, y, _ = columns(tuple(one for one in group if not view.is_new(one)))
+            x, y, _ = columns(tuple(pin for pin in group if not view.is_new(pin)))
             marks.set_data(x, _inside(y, limits))
-        x, y, _ = columns(tuple(one for group in pins for one in group if view.is_new(one)))
+        x, y, _ = columns(tuple(pin for group in pins for pin in group if view.is_new(pin)))
         self._new.set_data(x, _inside(y, limits))
         bars = zip(rates, _inside(values, limits), DEVIATIONS * deviations, strict=True)
         self._bars.set_segments([[(x, y - d), (x, y + d)] for x, y, d in bars if d > 0])

@@ -101,9 +101,9 @@ class Round:
 def kept(rounds: tuple[Round, ...]) -> Run:
     """The training that was kept in the first rounds of a search."""
     columns = [
-        (one.spent[0] + np.arange(one.losses.shape[1]), one.request.rates[0], one.losses[0])
-        for one in rounds
-        if one.is_kept
+        (turn.spent[0] + np.arange(turn.losses.shape[1]), turn.request.rates[0], turn.losses[0])
+        for turn in rounds
+        if turn.is_kept
     ]
     spent, rates, losses = np.concatenate([np.zeros((3, 0)), *columns], axis=1)
     ledger = rounds[-1].after.ledger

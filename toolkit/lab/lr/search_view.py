@@ -61,9 +61,9 @@ class SearchView(View):
         spent = {"search": self.run.searched, "training": len(self.run.rates)}
         return spent | {"unspent": self.settings.budget - sum(spent.values())}
 
-    def is_new(self, one: Candidate) -> bool:
+    def is_new(self, candidate: Candidate) -> bool:
         """Whether it was tried in the round looked at."""
-        return one.taken is self.taken[-1]
+        return candidate.taken is self.taken[-1]
 
     def sentence(self) -> str:
         what, value, _ = self.cells().values()
@@ -108,11 +108,13 @@ class SearchView(View):
     def data(self) -> Data:
         source, now = problem(self.settings.problem).provenance, self.taken[-1].after.ledger
         rows: list[tuple[str, Any, str]] = []
-        for one in self.candidates:
-            what = f"candidate, rate {one.rate:.4g}"
-            expected = (one.expected, one.deviation) if one.deviation else one.expected
+        for candidate in self.candidates:
+            what = f"candidate, rate {candidate.rate:.4g}"
+            expected = candidate.expected
+            if candidate.deviation:
+                expected = expected, candidate.deviation
             rows += [
-                (what, one.losses[-1], f"last loss, {source}"),
+                (what, candidate.losses[-1], f"last loss, {source}"),
                 (what, expected, f"{self._expectation}, from its losses"),
             ]
         rows += [
@@ -135,8 +137,8 @@ def view_round(search: Search, number: int) -> SearchView:
     taken = search.rounds[:number]
     now, run, settings = taken[-1], kept(taken), search.settings
     # Training that follows candidates of its own stage is shown beside their forecasts.
-    mates = [one for one in taken if one.before.stage == now.before.stage]
-    candidates = sum((one.candidates for one in mates), ())
+    mates = [mate for mate in taken if mate.before.stage == now.before.stage]
+    candidates = sum((mate.candidates for mate in mates), ())
     has_forecasts = bool(candidates) and isinstance(search.searcher, AutoLRS)
     of_stage = now.losses[0] if now.is_kept else NONE
     return SearchView(
@@ -157,15 +159,15 @@ def view_round(search: Search, number: int) -> SearchView:
 def _outlook(searcher: Any, candidates: tuple[Candidate, ...], now: Round) -> Outlook:
     """Of the newest candidate; where several are new, or training follows, of the best."""
     new = now.candidates
-    chosen = new[0] if len(new) == 1 else min(candidates, key=lambda one: one.expected)
+    chosen = new[0] if len(new) == 1 else min(candidates, key=lambda candidate: candidate.expected)
     return _forecasts(searcher, chosen) if np.isfinite(chosen.expected) else Outlook()
 
 
 @functools.lru_cache(maxsize=512)
-def _forecasts(searcher: AutoLRS, one: Candidate) -> Outlook:
-    then, end = one.taken.before, int(one.taken.before.stage_steps)
-    steps = np.unique(np.geomspace(len(one.losses), end, OUTLOOK_POINTS).round())
-    made = [forecast_candidate(searcher, then, one.losses, step) for step in steps]
+def _forecasts(searcher: AutoLRS, candidate: Candidate) -> Outlook:
+    then, end = candidate.taken.before, int(candidate.taken.before.stage_steps)
+    steps = np.unique(np.geomspace(len(candidate.losses), end, OUTLOOK_POINTS).round())
+    made = [forecast_candidate(searcher, then, candidate.losses, step) for step in steps]
     means, variances = (np.array([getattr(f, name) for f in made]) for name in ("mean", "variance"))
     return Outlook(steps, means, np.sqrt(variances))
 
@@ -180,4 +182,4 @@ def _planned(search: Search, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _name(menu: dict[str, str], value: str) -> str:
-    return next(shown for shown, one in menu.items() if one == value)
+    return next(shown for shown, choice in menu.items() if choice == value)

@@ -47,12 +47,12 @@ class SchedulePlot(RoundPlot):
 
     def move(self, view: SearchView) -> None:
         low, high = self.axes.get_ylim()
-        tried = [one for one in view.taken if one.candidates]
+        tried = [turn for turn in view.taken if turn.candidates]
         corners = [
-            [(a, low), (a, high), (b, high), (b, low)] for a, b in (one.spent for one in tried)
+            [(a, low), (a, high), (b, high), (b, low)] for a, b in (turn.spent for turn in tried)
         ]
         self._searched.set_verts(corners)
-        dots = [(sum(one.spent) / 2, c.rate) for one in tried for c in one.candidates]
+        dots = [(sum(turn.spent) / 2, c.rate) for turn in tried for c in turn.candidates]
         self._tried.set_data(*np.reshape(dots, (-1, 2)).T)
         self.done.set_data(*with_gaps(view.run.spent, view.run.rates))
         self._planned.set_data(*view.planned)

@@ -85,11 +85,11 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
     """
     corrections = [_Maker(row, features, settings, i) for i in range(CORRECTIONS)]
     made: dict[str, np.ndarray] = {}
-    for one in row.inputs:
-        makers = corrections if "steps" in one.axes else corrections[:1]
-        method = one.name if one.name in _KNOWN else "gate"
-        arrays = [getattr(maker, method)(one) for maker in makers]
-        made[one.name] = np.stack(arrays, axis=2) if "steps" in one.axes else arrays[0]
+    for array in row.inputs:
+        makers = corrections if "steps" in array.axes else corrections[:1]
+        method = array.name if array.name in _KNOWN else "gate"
+        arrays = [getattr(maker, method)(array) for maker in makers]
+        made[array.name] = np.stack(arrays, axis=2) if "steps" in array.axes else arrays[0]
     constants = {}
     log_decay = np.zeros((MAX_TOKENS, HEADS))
     # Retention's decay is no gate but a constant of each head, given by name.
@@ -118,26 +118,26 @@ class _Maker:
         weights = _projection(f"{name}{self.correction or ''}", self.settings.seed, axes)
         return np.tensordot(self.features, weights, axes=1)
 
-    def logit(self, one: Input) -> np.ndarray:
+    def logit(self, array: Input) -> np.ndarray:
         """Of a gate: one per number it has."""
-        return self.project(one.name, *(_SIZES[axis] for axis in one.axes if axis in _SIZES))
+        return self.project(array.name, *(_SIZES[axis] for axis in array.axes if axis in _SIZES))
 
-    def q(self, one: Input) -> np.ndarray:
+    def q(self, array: Input) -> np.ndarray:
         return _unit(self.project("k", HEADS, KEY_SIZE) + self.project("q", HEADS, KEY_SIZE))
 
-    def removal_key(self, one: Input) -> np.ndarray:
+    def removal_key(self, array: Input) -> np.ndarray:
         return _unit(self.project("k", HEADS, KEY_SIZE))
 
-    def k(self, one: Input) -> np.ndarray:
-        keys = self.removal_key(one)
+    def k(self, array: Input) -> np.ndarray:
+        keys = self.removal_key(array)
         # RWKV-7 writes its key as strongly as it removes the old one.
         has_rate = "rate" in self.mixer.names
         return keys * self.gate(self.mixer.input("rate")) if has_rate else keys
 
-    def v(self, one: Input) -> np.ndarray:
+    def v(self, array: Input) -> np.ndarray:
         return self.project("v", HEADS, VALUE_SIZE) / np.sqrt(VALUE_SIZE)
 
-    def dt(self, one: Input) -> np.ndarray:
+    def dt(self, array: Input) -> np.ndarray:
         """Time steps: softplus of the logit and a bias that spreads them over 0.001 to 0.1."""
         channels = self._channels()
         place = _uniform("dt", self.settings.seed, (HEADS, *channels))
@@ -147,24 +147,24 @@ class _Maker:
         bias = step + np.log(-np.expm1(-step))
         return np.logaddexp(0, self.project("g", HEADS, *channels) + bias)
 
-    def g(self, one: Input) -> np.ndarray:
+    def g(self, array: Input) -> np.ndarray:
         """The log-decay of the paper whose gates these are, told by what else the mixer takes."""
         row, strength, channels = self.mixer, self.settings.decay_strength, self._channels()
-        if np.isfinite(one.values.low):  # RWKV-7: from slow to quick channels
+        if np.isfinite(array.values.low):  # RWKV-7: from slow to quick channels
             slowness = -6.5 + 5 * (np.arange(KEY_SIZE) / (KEY_SIZE - 1)) ** 0.85
-            return strength * one.values.low * _sigmoid(self.logit(one) + slowness)
+            return strength * array.values.low * _sigmoid(self.logit(array) + slowness)
         if row.gates != ("g",) or not channels:  # Mamba-2, Gated DeltaNet, Kimi
             # A, uniform between 1 and 16, one per head.
             rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
-            return -strength * (rates[:, None] if channels else rates) * self.dt(one)
+            return -strength * (rates[:, None] if channels else rates) * self.dt(array)
         divisor = _GLA_TEMPERATURE if "k" in row.names else 1.0  # HGRN2 makes its keys of g
-        return -strength * np.logaddexp(0, -self.logit(one)) / divisor
+        return -strength * np.logaddexp(0, -self.logit(array)) / divisor
 
-    def gate(self, one: Input) -> np.ndarray:
+    def gate(self, array: Input) -> np.ndarray:
         """Strengths and rates start at the write strength, any other input where its row says."""
-        logit, high = self.logit(one), one.values.high
-        if one.values.low != 0:
-            return one.values.of(logit)
+        logit, high = self.logit(array), array.values.high
+        if array.values.low != 0:
+            return array.values.of(logit)
         part = min(self.settings.write_strength / high, 1.0)
         with np.errstate(divide="ignore"):  # at 0 and 1 the gate is closed and open for good
             return high * _sigmoid(logit + float(np.log(part) - np.log1p(-part)))

@@ -58,7 +58,7 @@ class NormPlot(SidePlot):
             line.set_color(SIDES[self._side].colour if is_chosen else FAINT)
             line.set_linewidth(2.6 if is_chosen else 1.3)
         # A state that outgrows the axes stretches those of both sides.
-        highest = max(np.max(one.state_norm) for one in view.sides.values())
+        highest = max(np.max(side.state_norm) for side in view.sides.values())
         top = max(NORM_LIMITS[1], 10 ** np.ceil(np.log10(max(highest, 1.0))))
         set_limits(self.axes, x=_width(view), y=(NORM_LIMITS[0], top))
 

@@ -113,7 +113,11 @@ def progress_of(entry: Entry, root: Path) -> str:
     right = sum(bool(check.get("is_right")) for check in data["checks"].values())
     parts = [(len(data["guesses"]), entry.guesses, "guess", "guesses"),
              (right, entry.exercises, "exercise", "exercises")]  # fmt: skip
-    phrases = [f"{done} of {of} {one if of == 1 else many}" for done, of, one, many in parts if of]
+    phrases = [
+        f"{done} of {of} {singular if of == 1 else plural}"
+        for done, of, singular, plural in parts
+        if of
+    ]
     sign = "\N{CHECK MARK}" if all(done >= of for done, of, *_ in parts) else ""
     return f"{sign} {', '.join(phrases)}".strip()
 

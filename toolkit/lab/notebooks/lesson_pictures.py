@@ -20,8 +20,8 @@ def _cost(axes: Axes) -> None:
 
 def _honest(axes: Axes) -> None:
     samples = np.array([[0.1], [0.35]]) + np.random.default_rng(0).gamma(4, 0.08, (2, 300))
-    for one, colour in zip(samples, (BLUE, ORANGE), strict=True):
-        axes.hist(one, bins=24, range=(0, 1.4), color=colour, alpha=0.75)
+    for sample, colour in zip(samples, (BLUE, ORANGE), strict=True):
+        axes.hist(sample, bins=24, range=(0, 1.4), color=colour, alpha=0.75)
 
 
 def _ledger(axes: Axes) -> None:

@@ -114,7 +114,10 @@ class MapPlot(Cells):
     def show(self, view: FitsView) -> None:
         shares = [[view.share(row, at) for at in range(len(COUNTS))] for row in range(len(MODELS))]
         self.draw(
-            [[(_percent(one), one is not None and one <= 1) for one in row] for row in shares]
+            [
+                [(_percent(share), share is not None and share <= 1) for share in row]
+                for row in shares
+            ]
         )
         self._title.set(text=f"{view.scheme} on {view.chip}", x=-0.5)
 
@@ -138,7 +141,10 @@ class FewestPlot(Cells):
     def show(self, view: FitsView) -> None:
         rows = [[view.fewest(row, scheme) for scheme in SCHEMES] for row in range(len(MODELS))]
         self.draw(
-            [[("–" if one is None else str(one), one is not None) for one in row] for row in rows]
+            [
+                [("–" if cell is None else str(cell), cell is not None) for cell in row]
+                for row in rows
+            ]
         )
 
 

@@ -27,15 +27,15 @@ class FitsView(View):
 
     def share(self, model: int, count: int) -> float | None:
         """Of a chip's memory that is needed; None where the scheme does not divide the model."""
-        one = self.found[model, count, self.scheme]
-        return None if one is None else one.memory.total / one.limit
+        prediction = self.found[model, count, self.scheme]
+        return None if prediction is None else prediction.memory.total / prediction.limit
 
     def fewest(self, model: int, scheme: str) -> int | None:
         """The smallest number of chips that a model fits."""
         fitting = (
             chips
             for count, chips in enumerate(COUNTS)
-            if (one := self.found[model, count, scheme]) is not None and one.fits
+            if (prediction := self.found[model, count, scheme]) is not None and prediction.fits
         )
         return next(fitting, None)
 

@@ -20,7 +20,9 @@ CHIP = Choice(
 
 def _degree(label: str, default: int, high: int, explanation: str) -> Choice:
     degrees = [1 << power for power in range(high.bit_length())]
-    return Choice(label, default, {str(one): one for one in degrees}, explanation=explanation)
+    return Choice(
+        label, default, {str(degree): degree for degree in degrees}, explanation=explanation
+    )
 
 
 class ChipMemoryPanel(Panel):

@@ -23,12 +23,12 @@ class ChipMemoryView(View):
         return self.prediction.memory._asdict()
 
     def data(self) -> Data:
-        held = self.held | {"total": self.prediction.memory.total}
+        sizes = self.held | {"total": self.prediction.memory.total}
         return {
-            "category, modelled": [*held],
-            "per chip (bytes)": [*held.values()],
+            "category, modelled": [*sizes],
+            "per chip (bytes)": [*sizes.values()],
             "of the chip's memory (share)": [
-                size / self.prediction.limit for size in held.values()
+                size / self.prediction.limit for size in sizes.values()
             ],
         }
 

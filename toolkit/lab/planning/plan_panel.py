@@ -16,7 +16,7 @@ from toolkit.planning.models import DENSE
 
 
 def _menu(label: str, default: int, *values: int) -> Choice:
-    return Choice(label, default, {f"{one:,}": one for one in values})
+    return Choice(label, default, {f"{number:,}": number for number in values})
 
 
 class PlanPanel(Panel):

@@ -102,7 +102,7 @@ class SpeedsPlot(Plot):
         self._parts.set_text(
             "\n".join(f"{name}: {in_words(value, 'seconds')}" for name, value in parts.items())
         )
-        steps = [one.step_seconds for one in view.by_speed.values()]
+        steps = [timeline.step_seconds for timeline in view.by_speed.values()]
         longest = max(steps)
         for speed, seconds, bar, words in zip(SPEEDS, steps, self.bars, self._words, strict=True):
             is_chosen = speed == view.speed

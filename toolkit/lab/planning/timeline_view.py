@@ -45,10 +45,10 @@ class TimelineView(View):
         rows = self.by_speed.items()
         return {
             "links, modelled": [speed_in_words(speed) for speed, _ in rows],
-            "computing (seconds)": [one.computing for _, one in rows],
-            "communicating (seconds)": [one.communicating for _, one in rows],
-            "of that hidden (seconds)": [one.hidden for _, one in rows],
-            "step (seconds)": [one.step_seconds for _, one in rows],
+            "computing (seconds)": [timeline.computing for _, timeline in rows],
+            "communicating (seconds)": [timeline.communicating for _, timeline in rows],
+            "of that hidden (seconds)": [timeline.hidden for _, timeline in rows],
+            "step (seconds)": [timeline.step_seconds for _, timeline in rows],
         }
 
     def sentence(self) -> str:

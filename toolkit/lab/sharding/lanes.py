@@ -30,13 +30,13 @@ class Span(NamedTuple):
 def lanes(collectives: tuple[StoredCollective, ...]) -> list[Span]:
     """Spans in order; a collective is named by its number, from 1."""
     before, amid, after = [], [], []
-    for number, one in enumerate(collectives, 1):
+    for number, collective in enumerate(collectives, 1):
         place = (
-            before if "from argument" in one.cause
-            else after if "(backward)" in one.cause or "result" in one.cause
+            before if "from argument" in collective.cause
+            else after if "(backward)" in collective.cause or "result" in collective.cause
             else amid
         )  # fmt: skip
-        place.append(("collectives", str(number), one.bytes_sent))
+        place.append(("collectives", str(number), collective.bytes_sent))
     forward, backward = (("compute", name, length) for name, length in PASSES.items())
     order = [*before, forward, *amid, backward, *after]
     starts = [math.fsum(length for *_, length in order[:at]) for at in range(len(order))]

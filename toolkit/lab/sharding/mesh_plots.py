@@ -35,8 +35,8 @@ class Boxes(Plot):
             self.boxes, self.words, rows, strict=False
         ):
             left, top, width, height = bounds
-            for one in (box, *((self._frame,) if is_chosen else ())):
-                one.set_bounds(left, top, width, height)
+            for patch in (box, *((self._frame,) if is_chosen else ())):
+                patch.set_bounds(left, top, width, height)
             box.set(visible=True, facecolor=HELD if is_chosen else OTHERS, edgecolor=FAINT)
             words.set(
                 visible=True, x=left + width / 2, y=top + height / 2, text=inside,
@@ -75,7 +75,7 @@ class ArrayPlot(Boxes):
 
     def show(self, view: MeshView) -> None:
         (array,) = (
-            one for one in view.arrays if (one.name, one.state) == (self._name, self._state)
+            array for array in view.arrays if (array.name, array.state) == (self._name, self._state)
         )
         self.draw(
             [
@@ -99,8 +99,8 @@ class BytesPlot(Plot):
         axes.set(xticks=[], ylim=(len(COPIES) - 0.3, -0.4))
         axes.spines["bottom"].set_visible(False)
         whole = axes.barh(range(len(COPIES)), 0, 0.45, color="white", edgecolor=FAINT, hatch="//")
-        held = axes.barh(range(len(COPIES)), 0, 0.45, color=look("full").colour)
-        self._whole, self.held = (list(map(self.moving, bars)) for bars in (whole, held))
+        stored = axes.barh(range(len(COPIES)), 0, 0.45, color=look("full").colour)
+        self._whole, self.held = (list(map(self.moving, bars)) for bars in (whole, stored))
         self._words = [
             self.text(0, at + 0.46, fontsize=8, va="center") for at in range(len(COPIES))
         ]
@@ -108,10 +108,12 @@ class BytesPlot(Plot):
     def show(self, view: MeshView) -> None:
         whole = [view.bytes_whole(state) for state in COPIES]
         for at, state in enumerate(COPIES):
-            held = view.bytes_of(state)
+            stored = view.bytes_of(state)
             self._whole[at].set_width(whole[at])
-            self.held[at].set_width(held)
-            self._words[at].set_text(f"{in_words(held, 'bytes')} of {in_words(whole[at], 'bytes')}")
+            self.held[at].set_width(stored)
+            self._words[at].set_text(
+                f"{in_words(stored, 'bytes')} of {in_words(whole[at], 'bytes')}"
+            )
         set_limits(self.axes, x=(0, max(whole)))
 
 

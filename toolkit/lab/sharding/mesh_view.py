@@ -96,27 +96,29 @@ class MeshView(View):
 
     def bytes_of(self, state: str) -> int:
         """Bytes of a device's shards of one state of all parameters."""
-        return sum(one.bytes_per_device for one in self.arrays if one.state == state)
+        return sum(array.bytes_per_device for array in self.arrays if array.state == state)
 
     def bytes_whole(self, state: str) -> int:
         """The same on a single device."""
         return sum(
-            one.bytes_per_device * len(one.parts) for one in self.arrays if one.state == state
+            array.bytes_per_device * len(array.parts)
+            for array in self.arrays
+            if array.state == state
         )
 
     def data(self) -> Data:
         return {
-            "array": [one.name for one in self.arrays],
-            "state": [one.state for one in self.arrays],
-            "spec": [one.spec for one in self.arrays],
-            "parts": [len(one.parts) for one in self.arrays],
-            "copies": [one.copies for one in self.arrays],
-            "per device (bytes)": [one.bytes_per_device for one in self.arrays],
+            "array": [array.name for array in self.arrays],
+            "state": [array.state for array in self.arrays],
+            "spec": [array.spec for array in self.arrays],
+            "parts": [len(array.parts) for array in self.arrays],
+            "copies": [array.copies for array in self.arrays],
+            "per device (bytes)": [array.bytes_per_device for array in self.arrays],
         }
 
     def sentence(self) -> str:
         axes = " x ".join(f"{name} {size}" for name, size in self.axes.items())
-        held = ", ".join(
+        stored = ", ".join(
             f"{in_words(self.bytes_of(state), 'bytes')} of {name}"
             for state, name in (
                 ("weights", "weights"), ("gradient", "gradients"), ("optimizer", "Adam's moments"),
@@ -126,7 +128,7 @@ class MeshView(View):
         share = total / sum(map(self.bytes_whole, COPIES))
         return (
             f"{DEVICES} devices as {axes}, scheme {self.scheme!r}. Device {self.device} holds "
-            f"{held}: {in_words(total, 'bytes')} in all, {share:.0%} of what one device "
+            f"{stored}: {in_words(total, 'bytes')} in all, {share:.0%} of what one device "
             "alone would hold. Modelled: counted from the layout."
         )
 

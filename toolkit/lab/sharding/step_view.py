@@ -25,46 +25,52 @@ class StepView(View):
 
     def compiled_of(self, kind: str) -> tuple[int, float]:
         """How many collectives of a kind run in the compiled step, and the bytes a device sends."""
-        made = [one for one in self.collectives if one.kind == kind]
-        return sum(one.count for one in made), sum(one.bytes_sent for one in made)
+        made = [collective for collective in self.collectives if collective.kind == kind]
+        return sum(collective.count for collective in made), sum(
+            collective.bytes_sent for collective in made
+        )
 
     def expected_of(self, kind: str) -> tuple[int, float]:
         """The same of the textbook's."""
-        made = [one for one in self.expected if one.kind == kind]
-        return len(made), sum(one.bytes_sent for one in made)
+        made = [collective for collective in self.expected if collective.kind == kind]
+        return len(made), sum(collective.bytes_sent for collective in made)
 
-    def verdict(self, one: StoredCollective) -> str:
+    def verdict(self, collective: StoredCollective) -> str:
         """The blame for a collective."""
-        if not one.change:
+        if not collective.change:
             return "needed: no single change lessens it (modelled)"
-        removed = "removed" if one.is_removed else "not removed"
-        then = in_words(one.bytes_sent_then, "bytes")
-        return f"tried: {one.change}: {removed}, {then} sent in all (compiled)"
+        removed = "removed" if collective.is_removed else "not removed"
+        then = in_words(collective.bytes_sent_then, "bytes")
+        return f"tried: {collective.change}: {removed}, {then} sent in all (compiled)"
 
     def description(self) -> tuple[str, str, str]:
         """Of the chosen collective: what it is, its cause, its blame."""
         if not self.collectives:
             return "Nothing is sent.", "", ""
-        one = self.collectives[self.chosen]
-        size = in_words(one.bytes_sent, "bytes")
-        head = f"{self.chosen + 1}: {one.kind} over {'+'.join(one.axes)}, {size}, at {one.source}"
-        return head, one.cause, self.verdict(one)
+        collective = self.collectives[self.chosen]
+        size = in_words(collective.bytes_sent, "bytes")
+        over = f"{collective.kind} over {'+'.join(collective.axes)}"
+        head = f"{self.chosen + 1}: {over}, {size}, at {collective.source}"
+        return head, collective.cause, self.verdict(collective)
 
     def data(self) -> Data:
         made, book = self.collectives, self.expected
         return {
             "": [*("compiled" for _ in made), *("textbook, modelled" for _ in book)],
-            "collective": [one.kind for one in (*made, *book)],
-            "runs": [*(one.count for one in made), *(1 for _ in book)],
-            "sent per device (bytes)": [one.bytes_sent for one in (*made, *book)],
-            "line": [*(one.source for one in made), *("" for _ in book)],
-            "why": [*(one.cause for one in made), *(one.purpose for one in book)],
+            "collective": [collective.kind for collective in (*made, *book)],
+            "runs": [*(collective.count for collective in made), *(1 for _ in book)],
+            "sent per device (bytes)": [collective.bytes_sent for collective in (*made, *book)],
+            "line": [*(collective.source for collective in made), *("" for _ in book)],
+            "why": [
+                *(collective.cause for collective in made),
+                *(collective.purpose for collective in book),
+            ],
             "blame": [*map(self.verdict, made), *("" for _ in book)],
         }
 
     def sentence(self) -> str:
         def all_of(rows) -> str:
-            sent = in_words(sum(one.bytes_sent for one in rows), "bytes")
+            sent = in_words(sum(collective.bytes_sent for collective in rows), "bytes")
             return f"{len(rows)} collectives and {sent} sent per device"
 
         return (

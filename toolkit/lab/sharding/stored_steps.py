@@ -70,7 +70,9 @@ def stored_step(mesh: str, scheme: str) -> StoredStep:
         StoredArray(path, tuple(shape), {name: _cuts(cuts) for name, cuts in states.items()})
         for path, shape, states in found["arrays"]
     )
-    made = (StoredCollective(**one | {"axes": tuple(one["axes"])}) for one in found["collectives"])
+    made = (
+        StoredCollective(**facts | {"axes": tuple(facts["axes"])}) for facts in found["collectives"]
+    )
     axes = axes_of_mesh(mesh, scheme)
     return StoredStep(axes, _cuts(found["batch"]), tuple(arrays), tuple(made))
 

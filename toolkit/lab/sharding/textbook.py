@@ -42,7 +42,7 @@ def textbook(step: StoredStep) -> list[Expected]:
     for array in scattered:
         if array not in gathered:
             found.append(_one("all-gather", _bytes(array, axes), data, "new weights"))
-    return [one for one in found if one.bytes_sent]
+    return [collective for collective in found if collective.bytes_sent]
 
 
 def _one(kind: str, size: float, devices: int, purpose: str) -> Expected:

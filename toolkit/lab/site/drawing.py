@@ -135,12 +135,12 @@ class ElementRenderer(RendererBase):
         if (clip := gc.get_clip_rectangle()) is not None and not clip.padded(2).contains(x, y):
             return
         # Held where the panel holds it, so that a browser's narrower letters stay in place.
-        held = "left"
+        anchor = "left"
         if mtext is not None:
             turned = angle and mtext.get_rotation_mode() != "anchor"
-            held = "center" if turned else mtext.get_horizontalalignment()
+            anchor = "center" if turned else mtext.get_horizontalalignment()
         width = self.get_text_width_height_descent(s, prop, ismath)[0]
-        along = {"left": 0, "center": 0.5, "right": 1}[held] * width
+        along = {"left": 0, "center": 0.5, "right": 1}[anchor] * width
         # `draw_text` counts y from the top.
         x += along * math.cos(math.radians(angle))
         y -= along * math.sin(math.radians(angle))
@@ -148,7 +148,7 @@ class ElementRenderer(RendererBase):
         size = prop.get_size_in_points() * PIXELS_PER_INCH_ON_PAGE / 72
         colour = to_hex(gc.get_rgb())
         look = f' fill="{colour}" font-size="{_tenths(size)}"'
-        look += f' text-anchor="{_ANCHORS[held]}"' if held != "left" else ""
+        look += f' text-anchor="{_ANCHORS[anchor]}"' if anchor != "left" else ""
         look += ' font-weight="bold"' if prop.get_weight() == "bold" else ""
         look += ' font-style="italic"' if prop.get_style() == "italic" else ""
         look += f' opacity="{gc.get_alpha():.2g}"' if gc.get_alpha() not in (None, 1) else ""

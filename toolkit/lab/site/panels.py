@@ -261,8 +261,8 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
 def shown_in(page: str, source: str) -> tuple[str, dict[str, str]]:
     """The name of the panel that a cell of a page shows, empty if none, and where it starts."""
     lines = f"\n{source}"
-    for name, one in REPLAYED.items():
-        if one.page == page and f"\n{one.cell}" in lines:
+    for name, replay in REPLAYED.items():
+        if replay.page == page and f"\n{replay.cell}" in lines:
             return name, {}
     for (other, cell), found in ELSEWHERE.items():
         if other == page and f"\n{cell}" in lines:

@@ -11,7 +11,7 @@ from toolkit.lab.site.replay import as_recorded, as_recording, origin
 def record_questions(lesson: str) -> bytes:
     """Every question of a lesson with its answer, in the form of a recording without rows."""
     outline = load_outline(lesson)
-    return as_recording({one.name: _answered(one) for one in outline.questions})
+    return as_recording({question.name: _answered(question) for question in outline.questions})
 
 
 def _answered(question: Question) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
                 figure.draw(renderer)
                 background = backgrounds.place(as_recorded("".join(renderer.elements)))
             drawn = renderer.draw(panel.picture.moving)
-            seen = [elements.place(as_recorded(one)) for one in drawn]
+            seen = [elements.place(as_recorded(element)) for element in drawn]
         figure.stale = False
         cells = view.cells().items()
         table = [columns.place(as_recorded(json.dumps(column))) for column in cells]

@@ -56,7 +56,7 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
     text, q = read_text(context), ask(params(), 0, read_text(context).first).q
     keys, length = text.keys[0], jnp.full(1, context, jnp.int32)
     hata, quantised = HATA(bits=bits), PQCache(parts=parts, bits=CODE_BITS)
-    hashes, held = (
+    hashes, index = (
         build(selector, keys[None], text.values[0][None], length).index
         for selector in (hata, quantised)
     )
@@ -68,12 +68,12 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
     own = np.stack([_unpacked(words).T for words in np.asarray(_hashes(hata, scaled))])
     of_keys = np.stack([_unpacked(words) for words in np.asarray(hashes.words)[0]])
     alike = np.asarray(_alike(own, of_keys))
-    pairs = np.asarray(held.codes)[0].astype(int)
+    pairs = np.asarray(index.codes)[0].astype(int)
     codes = np.stack([pairs >> CODE_BITS, pairs % 2**CODE_BITS], axis=2).reshape(
         len(keys), parts, context
     )
     cut = scaled.reshape(*scaled.shape[:2], parts, -1)
-    table = np.einsum("hqpd,hpcd->hqpc", cut, np.asarray(held.centroids)[0])
+    table = np.einsum("hqpd,hpcd->hqpc", cut, np.asarray(index.centroids)[0])
     looked_up = [np.take_along_axis(table[:, :, j], codes[:, j][:, None], axis=2)
                  for j in range(parts)]  # fmt: skip
     exact = np.matmul(scaled, np.asarray(keys).swapaxes(1, 2))
@@ -89,14 +89,15 @@ def _hashes(hata, rows):
 
 
 @jax.jit
-def _alike(asked, held):
+def _alike(asked, stored):
     """Mean over the bits of 1 where they are the same and -1 where not."""
 
     def head(bits):
         own, of_keys = (2 * x.astype(jnp.float32) - 1 for x in bits)
         return own @ of_keys / asked.shape[2]
 
-    return jax.lax.map(head, (asked, held))  # in turn: as numbers, the bits take 32 times the room
+    # In turn: as numbers, the bits take 32 times the room.
+    return jax.lax.map(head, (asked, stored))
 
 
 def _unpacked(words: np.ndarray) -> np.ndarray:

@@ -73,7 +73,7 @@ class MissedPlot(Plot):
 
     def show(self, view: DropView) -> None:
         listed: list[Missed] = getattr(view, self._by)
-        shares = [max(one.mass if self._by == "by_mass" else one.error, 0) for one in listed]
+        shares = [max(token.mass if self._by == "by_mass" else token.error, 0) for token in listed]
         ends = np.array(shares) / max([*shares, 1e-9])
         rows = np.arange(len(shares))
         x = np.stack([0 * ends, ends, np.full(len(ends), np.nan)], axis=1)

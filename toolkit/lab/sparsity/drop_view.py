@@ -72,15 +72,15 @@ class Missed(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def read_sparsely(system: str, budget: int, context: int) -> tuple[tuple[Layer, ...], np.ndarray]:
     """Every layer's step for every question, and the answers; each layer reads sparsely."""
-    text, held = read_text(context), index_of(system, context)
+    text, index = read_text(context), index_of(system, context)
     x, layers = text.first, []
     for layer in range(LAYERS):
         q, k, v = ask(params(), layer, x)
-        scores = scores_of(held, layer, text.keys[layer], q)
+        scores = scores_of(index, layer, text.keys[layer], q)
         is_read = tokens_read(system, context, layer, budget, scores)
         seen = attend(q, k, v, text.keys[layer], text.values[layer], is_read)
         found = {name: np.asarray(x) for name, x in seen.items()}
-        layers.append(Layer(**found, is_read=is_read, index_bytes=index_bytes(held, layer, q)))
+        layers.append(Layer(**found, is_read=is_read, index_bytes=index_bytes(index, layer, q)))
         x = finish(params(), layer, x, jnp.asarray(layers[-1].out))
     return tuple(layers), np.asarray(answer(params(), x))
 
@@ -182,7 +182,7 @@ class DropView(View):
         none = ("–", float("nan"), float("nan"))
         columns = []
         for ranked in (self.by_mass, self.by_error):
-            rows = [(self.name(one.token), one.mass, one.error) for one in ranked]
+            rows = [(self.name(token.token), token.mass, token.error) for token in ranked]
             columns += [*zip(*(rows + [none] * LISTED)[:LISTED], strict=True)]
         heads = "missed most", "mass (share)", "of the error (share)"
         others = "wrong most", "its mass (share)", "its part of the error (share)"
@@ -218,7 +218,7 @@ def drop_view(
     layer, head, question = layer - 1, head - 1, question - 1
     by_mass, by_error = missed(layers[layer], question, head)
     kept, errors = (
-        np.stack([getattr(one, name)[:, h] for one in layers for h in range(HEADS)])
+        np.stack([getattr(layer, name)[:, h] for layer in layers for h in range(HEADS)])
         for name in ("mass", "error")
     )
     return DropView(

@@ -115,15 +115,15 @@ def fit_view(*, target: float, context: int, head: int, question: int) -> FitVie
 @functools.lru_cache(maxsize=32)
 def _listed(context: int, head: int, question: int):
     """The list of one question, what is fitted to it, and at which places."""
-    held, text = index_of("tactic", context), read_text(context)
-    selector = held.selector
+    index, text = index_of("tactic", context), read_text(context)
+    selector = index.selector
     assert isinstance(selector, Tactic)
     asked = ask(params(), 0, text.first)
     q, k = np.asarray(asked.q), np.asarray(asked.k)
     scale = q.shape[-1] ** -0.5
     keys, query = text.keys[0][head], scale * q[question, head]
-    scores = scores_of(held, 0, text.keys[0], asked.q)[head, question]
-    start = first_recent(held, 0, 0)
+    scores = scores_of(index, 0, text.keys[0], asked.q)[head, question]
+    start = first_recent(index, 0, 0)
     tokens, sizes = units_of("tactic", context, 0, head, start)
     usable = np.flatnonzero(sizes)
     order = usable[best(scores[usable], len(usable))]
@@ -137,7 +137,7 @@ def _listed(context: int, head: int, question: int):
     exact = weights[listed]
     n = len(listed)
     head_end = min(max(int(np.ceil(np.float32(selector.exact_head) * n)), 64), n)
-    found = _segments(scores, query, held.indices[0], keys, head)
+    found = _segments(scores, query, index.indices[0], keys, head)
     x, looked_at, is_token = (np.asarray(y) for y in found)
     y = np.where(is_token, np.exp(looked_at - largest), 0).sum(axis=1) / is_token.sum(axis=1)
     x, levels = x.reshape(2, 2).mean(axis=1), y.reshape(2, 2).mean(axis=1)

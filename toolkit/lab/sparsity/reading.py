@@ -137,12 +137,12 @@ def index_of(system: str, context: int) -> Held:
     return Held(selector, indices, context + 1)
 
 
-def scores_of(held: Held, layer: int, keys: Array, q: Array) -> Float[np.ndarray, "heads rows u"]:
+def scores_of(index: Held, layer: int, keys: Array, q: Array) -> Float[np.ndarray, "heads rows u"]:
     """A system's scores of a layer's units for each row of queries [rows, heads, size]."""
-    if type(held.selector).scores is Selector.scores:  # a window asks no query
+    if type(index.selector).scores is Selector.scores:  # a window asks no query
         return np.zeros((q.shape[1], q.shape[0], 0), np.float32)
-    length = jnp.asarray(held.length, jnp.int32)
-    return np.asarray(_scores(held.selector, held.indices[layer], keys, q, length))
+    length = jnp.asarray(index.length, jnp.int32)
+    return np.asarray(_scores(index.selector, index.indices[layer], keys, q, length))
 
 
 @jax.jit
@@ -151,9 +151,9 @@ def _scores(selector, index, keys, q, length):
     return jax.vmap(lambda i, k, q: selector.scores(i, k, q, length))(index, keys, q)
 
 
-def index_bytes(held: Held, layer: int, q: Array) -> int:
+def index_bytes(index: Held, layer: int, q: Array) -> int:
     """Bytes of the index that a head reads in one step."""
-    return int(_index_bytes(held.selector, held.indices[layer], q, jnp.int32(held.length)))
+    return int(_index_bytes(index.selector, index.indices[layer], q, jnp.int32(index.length)))
 
 
 @jax.jit
@@ -191,10 +191,10 @@ def _units(selector, index, head, start, slots):
     return selector.sizes(index, units, start), *selector.expand(index, units, start, slots)
 
 
-def first_recent(held: Held, layer: int, budget: int) -> int:
+def first_recent(index: Held, layer: int, budget: int) -> int:
     """The first token that is read for being recent; with a budget of 0 the query decides."""
-    length = jnp.int32(held.length)
-    return int(_start(held.selector, held.indices[layer], length, jnp.int32(budget)))
+    length = jnp.int32(index.length)
+    return int(_start(index.selector, index.indices[layer], length, jnp.int32(budget)))
 
 
 @jax.jit
@@ -210,10 +210,10 @@ def tokens_read(
     scores: Float[np.ndarray, "heads rows units"],
 ) -> Bool[np.ndarray, "rows heads length"]:
     """Which tokens each query of a layer reads with `budget` tokens, the rule of `decode_step`."""
-    held = index_of(system, context)
-    selector, length = held.selector, held.length
+    index = index_of(system, context)
+    selector, length = index.selector, index.length
     budget = min(budget, length)
-    start = first_recent(held, layer, budget)
+    start = first_recent(index, layer, budget)
     forced = np.zeros(length, bool)
     forced[: min(selector.sinks, start)] = forced[start:] = True
     read = np.broadcast_to(forced, (scores.shape[1], scores.shape[0], length)).copy()

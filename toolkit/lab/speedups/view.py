@@ -71,8 +71,8 @@ class SpeedupView(View):
             or (other.case == chosen.case and (other.is_here or chosen.is_here))
         ]
         rows = [
-            Row(one.contender, one.record.value, one.kind, self.ratio(one), one is chosen)
-            for one in rivals
+            Row(rival.contender, rival.record.value, rival.kind, self.ratio(rival), rival is chosen)
+            for rival in rivals
         ]
         for peak in CHIPS.values():
             if (seconds := chosen.modelled_seconds(peak)) is not None:

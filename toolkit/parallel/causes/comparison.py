@@ -43,8 +43,8 @@ def compare_layouts(
     kinds = sorted({kind for runs, _ in counted.values() for kind in runs})
     rows = [("layout", *kinds, "sent", "parameters held")]
     for name, (runs, sent) in counted.items():
-        held = in_words(layouts[name].bytes_per_device, "bytes")
-        rows.append((name, *(str(runs[kind]) for kind in kinds), in_words(sent, "bytes"), held))
+        stored = in_words(layouts[name].bytes_per_device, "bytes")
+        rows.append((name, *(str(runs[kind]) for kind in kinds), in_words(sent, "bytes"), stored))
     return text_table(rows, "<" + ">" * (len(kinds) + 2))
 
 
@@ -60,6 +60,6 @@ def _count(
     )
     found = collectives(step.lower(*given).compile())
     runs: Counter[str] = Counter()
-    for one in found:
-        runs[one.kind] += one.count
-    return runs, sum(one.total_bytes_sent for one in found)
+    for collective in found:
+        runs[collective.kind] += collective.count
+    return runs, sum(collective.total_bytes_sent for collective in found)

@@ -34,22 +34,24 @@ def draw_explanation(
 
 
 def _draw_collectives(axes: "Axes", collectives: tuple[ExplainedCollective, ...]) -> None:
-    found = sorted(collectives, key=lambda one: -one.collective.total_bytes_sent)
+    found = sorted(collectives, key=lambda item: -item.collective.total_bytes_sent)
     shown = found[:_MOST_BARS]
-    most = max((one.collective.total_bytes_sent for one in shown), default=1.0)
+    most = max((item.collective.total_bytes_sent for item in shown), default=1.0)
     for row, item in enumerate(shown):
-        one = item.collective
+        collective = item.collective
         axes.barh(
             row - 0.16,
-            one.total_bytes_sent,
-            color=COLOURS[one.kind],
-            hatch=HATCHES.get(one.kind, ".."),
+            collective.total_bytes_sent,
+            color=COLOURS[collective.kind],
+            hatch=HATCHES.get(collective.kind, ".."),
             edgecolor="white",
             height=0.16,
         )
-        over, times = "+".join(item.axes) or "?", f" × {one.count}" if one.count > 1 else ""
-        size = in_words(one.total_bytes_sent, "bytes")
-        axes.text(0, row - 0.33, f"{one.kind} over {over}{times}: {size}, {item.source}", color=INK)
+        over = "+".join(item.axes) or "?"
+        times = f" × {collective.count}" if collective.count > 1 else ""
+        size = in_words(collective.total_bytes_sent, "bytes")
+        words = f"{collective.kind} over {over}{times}: {size}, {item.source}"
+        axes.text(0, row - 0.33, words, color=INK)
         cause = f"{item.origin}  →  {item.wanted_by}"
         axes.text(0, row + 0.14, _cut(cause), va="center", fontsize="x-small", color=FAINT)
     left_out = len(found) - len(shown)

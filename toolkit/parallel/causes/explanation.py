@@ -47,14 +47,14 @@ class Explanation:
             return f"mesh: {axes}; no collectives\n\n{self._memory_table()}"
         rows = [("", "collective", "over", "bytes", "runs", "sent", "line", "cause")]
         for number, item in enumerate(self.collectives, 1):
-            one = item.collective
+            collective = item.collective
             row = (
                 f"{number}",
-                one.kind,
+                collective.kind,
                 "+".join(item.axes) or "?",
-                f"{one.bytes:,}",
-                f"{'' if one.is_count_exact else '~'}{one.count}",
-                f"{one.total_bytes_sent:,.0f}",
+                f"{collective.bytes:,}",
+                f"{'' if collective.is_count_exact else '~'}{collective.count}",
+                f"{collective.total_bytes_sent:,.0f}",
                 item.source,
                 f"{item.before} -> {item.after}: {item.origin} -> {item.wanted_by}",
             )

@@ -134,7 +134,7 @@ class ProgramTrace:
             elif instruction.opcode == "tuple" and element is not None:
                 name, element = names[element], None
             elif self._is_move(instruction) and names:
-                name = max(names, key=lambda one: self._size(computation, one))
+                name = max(names, key=lambda name_of: self._size(computation, name_of))
             else:
                 break
         return self._end(instruction)
@@ -142,12 +142,12 @@ class ProgramTrace:
     def _forward(self, around: Site, computation: str, name: str, element: int | None) -> End:
         instruction = None
         for _ in range(_MOST_STEPS):
-            users = [one for one in self._computations[computation] if name in one.operand_names]
+            users = [user for user in self._computations[computation] if name in user.operand_names]
             if element is not None:
-                users = [one for one in users if _element(one) in (element, None)]
+                users = [user for user in users if _element(user) in (element, None)]
             if not users:
                 break
-            instruction = next((one for one in users if not self._is_move(one)), users[0])
+            instruction = next((user for user in users if not self._is_move(user)), users[0])
             if instruction.opcode == "while":
                 return End("a loop", self.place(instruction))
             if instruction.opcode == "get-tuple-element":
@@ -170,9 +170,9 @@ class ProgramTrace:
     def _is_move(self, instruction: Instruction) -> bool:
         """Whether an instruction, or all of a fusion, only moves data."""
         if instruction.opcode in ("fusion", "call"):
-            inside = [one for name in instruction.callees for one in self._computations[name]]
+            inside = [step for name in instruction.callees for step in self._computations[name]]
             # Arithmetic on single integers computes offsets of slices.
-            return all(one.opcode in _MOVES or one.shape in _PLACES for one in inside)
+            return all(step.opcode in _MOVES or step.shape in _PLACES for step in inside)
         return instruction.opcode in _MOVES
 
     def _size(self, computation: str, name: str) -> int:

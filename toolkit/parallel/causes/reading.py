@@ -146,7 +146,7 @@ def _axes(
         return ()
     if collective.kind == "collective-permute":
         pairs = attributes.partition("source_target_pairs={")[2].partition("}}")[0]
-        numbers = [int(one) for one in pairs.replace("{", "").replace("}", "").split(",")]
+        numbers = [int(number) for number in pairs.replace("{", "").replace("}", "").split(",")]
         sources, targets = (np.unravel_index(numbers[i::2], mesh.devices.shape) for i in (0, 1))
         moved = [np.any(a != b) for a, b in zip(sources, targets, strict=True)]
     else:
@@ -157,7 +157,7 @@ def _axes(
 
 def _mesh_of(compiled: jax.stages.Compiled) -> Mesh | None:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding)]
+    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
     return max(meshes, key=lambda mesh: mesh.size, default=None)  # type: ignore[return-value]
 
 
@@ -178,7 +178,7 @@ def _memory(
         for name, tree, places in zip(names.arguments(arguments), arguments, shardings, strict=True)
     ]
     results = _bytes_held(compiled.out_info, compiled.output_shardings)
-    gathered = max((one.collective.bytes for one in found), default=0)
+    gathered = max((item.collective.bytes for item in found), default=0)
     return (
         *rows,
         MemoryRow("all arguments", sum(row.predicted or 0 for row in rows), cost.argument_bytes),

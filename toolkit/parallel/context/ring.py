@@ -105,7 +105,7 @@ class _How(NamedTuple):
 def _forward(q: Array, k: Array, v: Array, segments: Array | None, how: _How):
     devices = devices_along(how.axis)
 
-    def attend(step: Any, held: tuple) -> tuple[Array, Array]:
+    def attend(step: Any, block: tuple) -> tuple[Array, Array]:
         """Attend to the keys that travelled `step` devices, by chunks of the text."""
 
         def visit(pair: "_Pair") -> tuple[Array, Array]:
@@ -116,21 +116,21 @@ def _forward(q: Array, k: Array, v: Array, segments: Array | None, how: _How):
             return _full(out, 0, q), _full(residual, -jnp.inf, q)
 
         rows = []
-        for pairs in _pairs(q, segments, held, step, how):
+        for pairs in _pairs(q, segments, block, step, how):
             parts = [lax.cond(pair.is_seen, visit, skip, pair) for pair in pairs]
             rows.append(merge_attention(*parts) if len(parts) > 1 else parts[0])
         outs, residuals = zip(*rows, strict=True)
         return jnp.concatenate(outs, axis=1), jnp.concatenate(residuals, axis=1)
 
     def body(carry: tuple, step: Array) -> tuple[tuple, None]:
-        held, seen = carry
-        return (_next(held, how.axis), merge_attention(seen, attend(step, held))), None
+        block, seen = carry
+        return (_next(block, how.axis), merge_attention(seen, attend(step, block))), None
 
-    held, seen = (k, v, segments), attend(0, (k, v, segments))
+    block, seen = (k, v, segments), attend(0, (k, v, segments))
     if devices > 1:
-        carry = _next(held, how.axis), seen
-        (held, seen), _ = lax.scan(body, carry, jnp.arange(1, devices - 1))
-        seen = merge_attention(seen, attend(devices - 1, held))
+        carry = _next(block, how.axis), seen
+        (block, seen), _ = lax.scan(body, carry, jnp.arange(1, devices - 1))
+        seen = merge_attention(seen, attend(devices - 1, block))
     out, residual = seen
     return out, (q, k, v, segments, out, residual)
 
@@ -140,7 +140,7 @@ def _backward(how: _How, kept: tuple, cotangent: Array) -> tuple[Array, Array, A
     devices, pieces = devices_along(how.axis), 1 + how.is_zigzag
     rows = [jnp.split(x, pieces, axis=1) for x in (cotangent, out, residual)]
 
-    def gradients(step: Any, held: tuple) -> tuple[Array, ...]:
+    def gradients(step: Any, block: tuple) -> tuple[Array, ...]:
         """Gradients of the local queries, and of the keys and values that travelled `step`
         devices."""
 
@@ -158,7 +158,7 @@ def _backward(how: _How, kept: tuple, cotangent: Array) -> tuple[Array, Array, A
             return tuple(_full(part, 0, q) for part in pair.arrays)
 
         sums = [[0.0] * pieces for _ in range(3)]
-        for at, pairs in enumerate(_pairs(q, segments, held, step, how)):
+        for at, pairs in enumerate(_pairs(q, segments, block, step, how)):
             for there, pair in enumerate(pairs):
                 given = lax.cond(pair.is_seen, visit, skip, pair, *(row[at] for row in rows))
                 for total, place, part in zip(sums, (at, there, there), given, strict=True):
@@ -167,16 +167,16 @@ def _backward(how: _How, kept: tuple, cotangent: Array) -> tuple[Array, Array, A
         return dq, dk, dv
 
     def body(carry: tuple, step: Array) -> tuple[tuple, None]:
-        held, dq, around = carry
-        here, *there = gradients(step, held)
-        return (_next(held, how.axis), dq + here, _next(_sum(around, there), how.axis)), None
+        block, dq, around = carry
+        here, *there = gradients(step, block)
+        return (_next(block, how.axis), dq + here, _next(_sum(around, there), how.axis)), None
 
     dq, *home = gradients(0, (k, v, segments))
     if devices > 1:
         around = tuple(_full(part, 0, part) for part in home)
         carry = _next((k, v, segments), how.axis), dq, around
-        (held, dq, around), _ = lax.scan(body, carry, jnp.arange(1, devices - 1))
-        last, *there = gradients(devices - 1, held)
+        (block, dq, around), _ = lax.scan(body, carry, jnp.arange(1, devices - 1))
+        last, *there = gradients(devices - 1, block)
         dq, home = dq + last, _sum(home, _next(_sum(around, there), how.axis))
     return dq.astype(q.dtype), home[0].astype(k.dtype), home[1].astype(v.dtype), None
 
@@ -201,7 +201,7 @@ class _Pair:
 
 
 def _pairs(
-    q: Array, segments: Array | None, held: tuple, step: Any, how: _How
+    q: Array, segments: Array | None, block: tuple, step: Any, how: _How
 ) -> Iterator[list[_Pair]]:
     """Pairs of each local chunk of queries with the chunks that travelled `step` devices.
 
@@ -216,7 +216,7 @@ def _pairs(
 
     mine = zip((me, 2 * devices - 1 - me), split(q), split(segments), strict=False)
     for chunk, queries, own in mine:
-        theirs = zip((source, 2 * devices - 1 - source), *map(split, held), strict=False)
+        theirs = zip((source, 2 * devices - 1 - source), *map(split, block), strict=False)
         pairs = []
         for other, k, v, documents in theirs:
             offset = (chunk - other) * size
@@ -243,10 +243,10 @@ def _attend(pair: _Pair, how: _How, q: Array, k: Array, v: Array) -> tuple[Array
     return out.astype(residual.dtype), residual
 
 
-def _next(held: Any, axis: str) -> Any:
+def _next(block: Any, axis: str) -> Any:
     devices = devices_along(axis)
     around = [(device, (device + 1) % devices) for device in range(devices)]
-    return jax.tree.map(lambda part: lax.ppermute(part, axis, around), held)
+    return jax.tree.map(lambda part: lax.ppermute(part, axis, around), block)
 
 
 def _sum(left: Any, right: Any) -> tuple[Array, ...]:

@@ -202,8 +202,8 @@ def _mixed(
         return dispatched_here(x, routing, weights, dispatch, way)
 
     specs = expert_specs(way.axes, hidden_axis=way.hidden_axis, fsdp_axes=fsdp_axes)
-    held = [name for name, array in weights._asdict().items() if array is not None]
-    of_weights: Any = Weights(**{name: specs[name] for name in held})  # pyright: ignore
+    names = [name for name, array in weights._asdict().items() if array is not None]
+    of_weights: Any = Weights(**{name: specs[name] for name in names})  # pyright: ignore
     spread = jax.shard_map(
         on_each_device,
         mesh=mesh,

@@ -129,8 +129,8 @@ def static_layout(
             f"devices; got {slots}"
         )
     group = experts // slots
-    held = np.arange(slots) * group + (np.arange(devices) % group)[:, None]
-    return _routed(loads, held, nodes)
+    placed = np.arange(slots) * group + (np.arange(devices) % group)[:, None]
+    return _routed(loads, placed, nodes)
 
 
 def _sizes(loads, slots, devices_per_node):
@@ -155,27 +155,27 @@ def _copies(total: np.ndarray, start: np.ndarray, slots: int, devices: int) -> n
 
 def _placed(total: np.ndarray, copies: np.ndarray, nodes: np.ndarray, slots: int) -> np.ndarray:
     """The expert in each slot [devices, slots]."""
-    held: list[list[int]] = [[] for _ in nodes]
+    placed: list[list[int]] = [[] for _ in nodes]
     load = np.zeros(len(nodes))
     per_node = np.zeros((nodes[-1] + 1, len(total)), int)
     share = total / copies
     busiest = np.argsort(-share, kind="stable")
     for expert in np.repeat(busiest, copies[busiest]):
-        free = [d for d in range(len(nodes)) if len(held[d]) < slots]
+        free = [d for d in range(len(nodes)) if len(placed[d]) < slots]
         # Two copies on one device count as one, so that happens only if no other device has room.
-        free = [d for d in free if expert not in held[d]] or free
+        free = [d for d in free if expert not in placed[d]] or free
         device = min(free, key=lambda d: (per_node[nodes[d], expert], load[d]))
-        held[device].append(int(expert))
+        placed[device].append(int(expert))
         load[device] += share[expert]
         per_node[nodes[device], expert] += 1
-    return np.array(held)
+    return np.array(placed)
 
 
-def _routed(loads: np.ndarray, held: np.ndarray, nodes: np.ndarray) -> ExpertLayout:
+def _routed(loads: np.ndarray, placed: np.ndarray, nodes: np.ndarray) -> ExpertLayout:
     """The destinations of tokens: evenly to the copies of their node, or to all copies."""
     devices, experts = loads.shape
     copies = np.zeros((devices, experts))
-    np.add.at(copies, (np.arange(devices)[:, None], held), 1)
+    np.add.at(copies, (np.arange(devices)[:, None], placed), 1)
     shares = np.zeros((devices, experts, devices))
     for node in range(nodes[-1] + 1):
         near = copies * (nodes == node)[:, None]
@@ -186,7 +186,7 @@ def _routed(loads: np.ndarray, held: np.ndarray, nodes: np.ndarray) -> ExpertLay
     stays = np.einsum("ded->", pairs)
     across = (pairs.sum(1) * (nodes[:, None] != nodes)).sum()
     return ExpertLayout(
-        held, shares, pairs.sum((0, 1)), float(1 - stays / total), float(across / total)
+        placed, shares, pairs.sum((0, 1)), float(1 - stays / total), float(across / total)
     )
 
 

@@ -130,16 +130,16 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed, imple
     cache = write_token(cache, slot, axis=1, latents=made.latents, rope_keys=made.rope_keys)
     filled = jnp.maximum(cache.length - turn + turns - 1, 0) // turns
 
-    held = cache.latents, cache.rope_keys
+    stored = cache.latents, cache.rope_keys
     if is_summed:
         q = absorbed_queries(made, part._replace(key_up=_owned(part)))
         visible = first_slots(cache.capacity, filled)
         summed = partial(sum_of_parts, axes=rows) if rows else lambda scores: scores
-        u, lse = attend_visible(q, made.rope_queries, *held, visible, config.scale, summed)
+        u, lse = attend_visible(q, made.rope_queries, *stored, visible, config.scale, summed)
     else:
         q = absorbed_queries(made, part.scaled())
         how = {"scale": config.scale, "implementation": implementation}
-        u, lse = attend_slots(q, made.rope_queries, *held, filled, **how)
+        u, lse = attend_slots(q, made.rope_queries, *stored, filled, **how)
     if turns == 1:
         out = head_values(u.astype(x_t.dtype), part)
     else:

@@ -80,11 +80,11 @@ def _prefill(x, weights, *, config, mesh, capacity):
         "value_up": P(None, names),
         "output": P(names),
     }
-    held: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: None if array is None else of_heads.get(name, P())
         for name, array in vars(weights).items()
     }
-    specs = LatentWeights(**held)
+    specs = LatentWeights(**fields)
 
     def device(x, weights):
         made = project(x, weights, token_positions(x, None, None), config)
@@ -146,8 +146,8 @@ def hand_over(
         "batch": plan.spec("latent"),
         "sequence": plan.spec(None, "latent"),
     }
-    held = cache_cut(before[source], before[source])
-    cache = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), cache, held)
+    specs = cache_cut(before[source], before[source])
+    cache = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), cache, specs)
     features = jax.device_put(sliced.features, NamedSharding(mesh, P()))
     return _hand_over(cache, features, mesh=mesh, plan=plan, source=source)
 

@@ -140,11 +140,11 @@ def weight_specs(plan: Plan, sliced: LatentSlices) -> LatentSlices:
         "shares": spec("latent"),
         "basis": spec("latent"),
     }
-    held: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: None if array is None else specs.get(name, spec())
         for name, array in vars(sliced).items()
     }
-    return LatentSlices(**held)
+    return LatentSlices(**fields)
 
 
 def cache_specs(plan: Plan) -> LatentCache:

@@ -131,8 +131,8 @@ class Pipeline:
         rows = PartitionSpec(self.axis)
 
         def on_device(weights, shared, batch, columns):
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
-            tasks = self.tasks(weights, shared, one)
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+            tasks = self.tasks(weights, shared, shapes)
             mine = {name: table[:, 0] for name, table in columns.items()}
             axes = (self.axis, self.data)
             return run_ticks(self.program, tasks, axes, (weights, shared, batch), mine)
@@ -155,8 +155,8 @@ class Pipeline:
 
         Each task needs room of its own beside them, which no schedule changes.
         """
-        one = jax.tree.map(self._of_one_device, batch)
-        tasks, program = self.tasks(weights, shared, one), self.program
+        own = jax.tree.map(self._of_one_device, batch)
+        tasks, program = self.tasks(weights, shared, own), self.program
         places = [(program.message_slots, tasks.leaves)]
         for index, cut in enumerate(tasks.cut):
             places.append((program.kept_slots[index], list(cut.kept)))

@@ -54,21 +54,21 @@ def _curves(
 
 
 def _doubled() -> Answer:
-    one, two = prefill_flops(4096), prefill_flops(8192)
+    short, long = prefill_flops(4096), prefill_flops(8192)
     linear = prefill_flops(8192, "gdn") / prefill_flops(4096, "gdn")
     words = (
-        f"It grows {two / one:.3g} times, from {in_words(one, 'FLOP')} to {in_words(two, 'FLOP')} "
-        "(modelled): every token looks at every earlier one, so twice the tokens make four times "
-        f"the pairs. A gated delta net's work grows {linear:.3g} times here, because its program "
-        "takes longer chunks for the longer text: that is the kink. With chunks of one length it "
-        "would double."
+        f"It grows {long / short:.3g} times, from {in_words(short, 'FLOP')} to "
+        f"{in_words(long, 'FLOP')} (modelled): every token looks at every earlier one, so twice "
+        f"the tokens make four times the pairs. A gated delta net's work grows {linear:.3g} times "
+        "here, because its program takes longer chunks for the longer text: that is the kink. "
+        "With chunks of one length it would double."
     )
 
     def draw(figure: Figure, guess: float) -> None:
         title = "FLOP to read the context"
         _curves(figure, prefill_flops, "FLOP", title, 8192, guess * prefill_flops(4096))
 
-    return Answer(two / one, words, draw)
+    return Answer(long / short, words, draw)
 
 
 def _read_per_token() -> Answer:

@@ -106,8 +106,10 @@ def _judge_delta_step(delta_step: Callable[..., Any]) -> tuple[str, Draw]:
     value = draws.normal(size=3)
     before = state.copy()
     new = ask_array(delta_step, (4, 3), state, keys[0], value, 1.0)
-    key, written, held = (jnp.asarray(x, jnp.float32)[None, None] for x in (keys[0], value, before))
-    _, wanted = delta_net_step(key, key, written, jnp.ones((1, 1)), held)
+    key, written, memory = (
+        jnp.asarray(x, jnp.float32)[None, None] for x in (keys[0], value, before)
+    )
+    _, wanted = delta_net_step(key, key, written, jnp.ones((1, 1)), memory)
     drawn = draw_matrices(
         new, np.asarray(wanted[0, 0]), xlabel="value channel", ylabel="key channel"
     )
@@ -154,8 +156,8 @@ def _recurrence() -> tuple[Any, ...]:
     decay = jnp.float32(-0.05)
 
     def weighted(*draws: jax.Array) -> tuple[jax.Array, jax.Array]:
-        one, other, third = (x[None, :, None] for x in draws[:3])
-        out, _ = retention_reference(one, other, third, scale=1.0, log_decay=draws[3][None])
+        first, other, third = (x[None, :, None] for x in draws[:3])
+        out, _ = retention_reference(first, other, third, scale=1.0, log_decay=draws[3][None])
         return jnp.sum(out[0, :, 0] * weights), out[0, :, 0]
 
     gradients, out = jax.jit(jax.grad(weighted, (0, 1, 2, 3), has_aux=True))(q, k, v, decay)

@@ -163,9 +163,9 @@ def _judge_state_bytes(state_bytes: Callable[..., Any]) -> tuple[str, Draw]:
     wanted = [(memory.parameters + memory.optimizer) / 1e9 for memory in memories]
     names = [name for name, _ in cases]
     drawn = draw_bars(names, got, wanted, xlabel="GB per chip; eight billion parameters, 8 chips")
-    for name, one, other in zip(names, got, wanted, strict=True):
-        if abs(one - other) > 0.01 * other:
-            raise WrongAnswer(f"{name}: {one:.4g} GB; wanted {other:.4g}.", drawn)
+    for name, answer, right in zip(names, got, wanted, strict=True):
+        if abs(answer - right) > 0.01 * right:
+            raise WrongAnswer(f"{name}: {answer:.4g} GB; wanted {right:.4g}.", drawn)
     return "Right: within one per cent of toolkit.planning, which counts every tensor.", drawn
 
 

@@ -162,7 +162,7 @@ def _judge_speedup(speedup: Callable[..., Any]) -> tuple[str, Draw]:
         raise WrongAnswer(
             f"{names.count('a')} calls of a and {names.count('b')} of b; five each at least.", drawn
         )
-    turns = sum(one != other for one, other in itertools.pairwise(names))
+    turns = sum(before != after for before, after in itertools.pairwise(names))
     if turns < min(names.count("a"), names.count("b")) - 1:
         raise WrongAnswer(
             f"It says {got:.2f} times, yet both do the same work. All of one ran before the "
@@ -181,9 +181,9 @@ def _judge_is_faster(is_faster: Callable[..., Any]) -> tuple[str, Draw]:
     def share(ratio: float) -> float:
         accepted = 0
         for _ in range(rounds):
-            one = np.exp(noise * draws.normal(size=samples))
+            first = np.exp(noise * draws.normal(size=samples))
             other = ratio * np.exp(noise * draws.normal(size=samples))
-            accepted += bool(ask(is_faster, one, other))
+            accepted += bool(ask(is_faster, first, other))
         return 100 * accepted / rounds
 
     alike, better, worse = share(1.0), share(1.3), share(1 / 1.3)

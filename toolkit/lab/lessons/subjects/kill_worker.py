@@ -206,14 +206,14 @@ def _judge_best_interval(best_interval: Callable[..., Any]) -> tuple[str, Draw]:
         saves, got if min(got) > 0 else None, wanted, xlabel="time of a save",
         ylabel="time between saves", units=("seconds", "seconds"),
     )  # fmt: skip
-    for save, one, other in zip(saves, got, wanted, strict=True):
-        if not one > 0:
-            raise WrongAnswer(f"A save of {save:g} s: every {one:g} s is no interval.", drawn)
-        if lost(one, save) > 1.001 * lost(other, save):
+    for save, answer, right in zip(saves, got, wanted, strict=True):
+        if not answer > 0:
+            raise WrongAnswer(f"A save of {save:g} s: every {answer:g} s is no interval.", drawn)
+        if lost(answer, save) > 1.001 * lost(right, save):
             raise WrongAnswer(
-                f"A save of {save:g} s, a failure per {between:,.0f} s: saving every {one:,.0f} s "
-                f"loses {100 * lost(one, save):.3g}% of the time, {100 * lost(other, save):.3g}% "
-                "is possible.",
+                f"A save of {save:g} s, a failure per {between:,.0f} s: saving every {answer:,.0f} "
+                f"s loses {100 * lost(answer, save):.3g}% of the time, "
+                f"{100 * lost(right, save):.3g}% is possible.",
                 drawn,
             )
     return "Right: the root of twice the save's time times the time between failures.", drawn

@@ -6,6 +6,6 @@ from toolkit.lab.lessons.subjects.parts import causality_trap, known_rates, own_
 _HALVES = (causality_trap, known_rates, own_kernel)
 OUTLINE = Outline(
     "Loops, learning rates, or a kernel of your own",
-    questions=tuple(one for half in _HALVES for one in half.QUESTIONS),
-    exercises=tuple(one for half in _HALVES for one in half.EXERCISES),
+    questions=tuple(question for half in _HALVES for question in half.QUESTIONS),
+    exercises=tuple(exercise for half in _HALVES for exercise in half.EXERCISES),
 )

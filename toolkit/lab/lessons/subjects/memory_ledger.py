@@ -140,10 +140,10 @@ def _judge_bytes_per_device(bytes_per_device: Callable[..., Any]) -> tuple[str, 
             "the parameter, 2 for its gradient, 12 for the optimiser.",
             drawn,
         )
-    for stage, (name, one, other) in enumerate(zip(names, got, wanted, strict=True)):
-        if not np.isclose(one, other, rtol=1e-6):
+    for stage, (name, answer, right) in enumerate(zip(names, got, wanted, strict=True)):
+        if not np.isclose(answer, right, rtol=1e-6):
             raise WrongAnswer(
-                f"Stage {stage} ({name}): {one / 1e9:.4g} GB; wanted {other / 1e9:.4g}.", drawn
+                f"Stage {stage} ({name}): {answer / 1e9:.4g} GB; wanted {right / 1e9:.4g}.", drawn
             )
     return "Right: 120, 31.4, 16.6 and 1.9 GB, as in the ZeRO paper.", drawn
 
@@ -190,8 +190,8 @@ def _judge_thrifty_loss(thrifty_loss: Callable[..., Any]) -> tuple[str, Draw]:
         xlabel="MiB of scratch memory of the gradient; wanted: at most",
     )  # fmt: skip
     mine, theirs = (ask(jax.jit(jax.grad(f)), weights, x) for f in (thrifty_loss, stack_loss))
-    for one, other in zip(mine, theirs, strict=True):
-        if not np.allclose(one, other, atol=1e-5, rtol=1e-3):
+    for answer, right in zip(mine, theirs, strict=True):
+        if not np.allclose(answer, right, atol=1e-5, rtol=1e-3):
             raise WrongAnswer("The loss is right, its gradient is not.", drawn)
     if cost.temp_bytes > TARGET_BYTES:
         raise WrongAnswer(

@@ -49,8 +49,8 @@ def compile_mlp(layout: dict[str, P], *, scale: int = 1) -> Any:
 def _copies() -> Answer:
     mesh = mesh_of(data=2, model=4)
     array = jax.device_put(jnp.zeros((64, 32)), NamedSharding(mesh, P("model")))
-    held = sum(shard.data.nbytes for shard in array.addressable_shards)
-    truth = held / array.nbytes
+    stored = sum(shard.data.nbytes for shard in array.addressable_shards)
+    truth = stored / array.nbytes
 
     def draw(figure: Figure, guess: float) -> None:
         axes = figure.add_axes((0.06, 0.14, 0.5, 0.72))
@@ -140,15 +140,15 @@ def _judge_layout(layout: Callable[..., Any]) -> tuple[str, Draw]:
     found = collectives(program)
     sent = sum(each.total_bytes_sent for each in found) / 1024
     wanted = sum(each.total_bytes_sent for each in collectives(compile_mlp(MEGATRON))) / 1024
-    held = {
+    stored = {
         name: math.prod(NamedSharding(mesh, spec).shard_shape(SHAPES[name])) * 4 / 1024
         for name, spec in specs.items()
     }
     drawn = draw_bars(
-        ["w1 held", "w2 held", "sent"], [*held.values(), sent], [4, 4, wanted],
+        ["w1 held", "w2 held", "sent"], [*stored.values(), sent], [4, 4, wanted],
         xlabel="KiB per device",
     )  # fmt: skip
-    for name, kib in held.items():
+    for name, kib in stored.items():
         if kib > 4:
             raise WrongAnswer(
                 f"{name}: every device holds {kib:g} KiB; a quarter of it is 4 KiB.", drawn

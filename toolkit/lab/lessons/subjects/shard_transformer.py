@@ -157,7 +157,7 @@ def _judge_megatron(megatron: Callable[..., Any]) -> tuple[str, Draw]:
             raise WrongAnswer(f"{name} is {type(spec).__name__}; wanted a PartitionSpec.")
     found = collectives(ask(compile_block, layout))
     mesh = mesh_of(data=2, model=4)
-    held = {
+    stored = {
         name: math.prod(NamedSharding(mesh, layout[name]).shard_shape(shape)) * 4 / 1024
         for name, shape in SHAPES.items()
     }
@@ -165,10 +165,10 @@ def _judge_megatron(megatron: Callable[..., Any]) -> tuple[str, Draw]:
     quarters = [math.prod(shape) / 1024 for shape in SHAPES.values()]
     wanted = sent_between_models(_forward()) / 1024
     drawn = draw_bars(
-        [*(f"{name}, held" for name in held), "sent"], [*held.values(), sent],
+        [*(f"{name}, held" for name in stored), "sent"], [*stored.values(), sent],
         [*quarters, wanted], xlabel="KiB per device",
     )  # fmt: skip
-    for (name, kib), quarter in zip(held.items(), quarters, strict=True):
+    for (name, kib), quarter in zip(stored.items(), quarters, strict=True):
         if kib > quarter:
             raise WrongAnswer(
                 f"{name}: every device holds {kib:g} KiB; a quarter of it is {quarter:g} KiB.",
@@ -220,8 +220,8 @@ def _judge_feed_forward(feed_forward: Callable[..., Any]) -> tuple[str, Draw]:
         gap = np.abs(each - wanted).max()
         raise WrongAnswer(f"All devices agree, but are off by up to {gap:.2g}.", drawn)
     found = collectives(compiled)
-    kinds = [one.kind for one in found for _ in range(one.count)]
-    if kinds != ["all-reduce"] or sum(one.bytes for one in found) > 16 * WIDTH * 4:
+    kinds = [collective.kind for collective in found for _ in range(collective.count)]
+    if kinds != ["all-reduce"] or sum(collective.bytes for collective in found) > 16 * WIDTH * 4:
         raise WrongAnswer(
             f"Right, but it needs {', '.join(kinds)}; one all-reduce of [tokens, width] is enough.",
             drawn,
@@ -239,12 +239,12 @@ def _judge_projections(projections: Callable[..., Any]) -> tuple[str, Draw]:
     got, wanted = ask(projections, h, weights), three_products(h, weights)
     if not isinstance(got, list | tuple) or len(got) != 3:
         raise WrongAnswer("Wanted three arrays: query, key and value.")
-    for name, one, other in zip(("query", "key", "value"), got, wanted, strict=True):
-        if jnp.shape(one) != other.shape:
+    for name, answer, right in zip(("query", "key", "value"), got, wanted, strict=True):
+        if jnp.shape(answer) != right.shape:
             raise WrongAnswer(
-                f"{name} has shape {list(jnp.shape(one))}; wanted {list(other.shape)}."
+                f"{name} has shape {list(jnp.shape(answer))}; wanted {list(right.shape)}."
             )
-        if not np.allclose(one, other, atol=1e-4):
+        if not np.allclose(answer, right, atol=1e-4):
             raise WrongAnswer(f"{name} is not the product of h with its weights.")
     yours, theirs = (
         sent_between_models(ask(compile_block, MEGATRON, with_gradients=True, projections=function))

@@ -163,9 +163,9 @@ def _judge_page_bound(page_bound: Callable[..., Any]) -> tuple[str, Draw]:
     q, keys = seen.q[-1, head], seen.k[:, head]
     pages = keys.reshape(TOKENS // PAGE, PAGE, -1)
     got = ask_array(page_bound, (len(pages),), q, pages.max(axis=1), pages.min(axis=1))
-    quest, held = Quest(page_size=PAGE), jnp.asarray(keys)
-    index = quest.build(held, held, TOKENS)
-    wanted = np.asarray(quest.scores(index, held, jnp.asarray(q)[None], TOKENS)[0])
+    quest, stored = Quest(page_size=PAGE), jnp.asarray(keys)
+    index = quest.build(stored, stored, TOKENS)
+    wanted = np.asarray(quest.scores(index, stored, jnp.asarray(q)[None], TOKENS)[0])
     best = (pages @ q).max(axis=1)
     names = [f"tokens {PAGE * n + 1} to {PAGE * (n + 1)}" for n in range(len(pages))]
     drawn = draw_bars(

@@ -119,10 +119,10 @@ MODELS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], bool]] = {
 
 def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
     answers = [ask(sees_future, model, text()) for model, _ in MODELS.values()]
-    for one in answers:
-        if not isinstance(one, bool | np.bool_):
+    for answer in answers:
+        if not isinstance(answer, bool | np.bool_):
             raise WrongAnswer(
-                f"sees_future returned {type(one).__name__}; wanted True or False. Is an any() "
+                f"sees_future returned {type(answer).__name__}; wanted True or False. Is an any() "
                 "missing?"
             )
     truth = [sees for _, sees in MODELS.values()]
