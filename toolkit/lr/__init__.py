@@ -30,6 +30,12 @@ More than the rate
 * `joint_search`: rate, momentum, weight decay, batch size; returns a `JointResult`
 * `effective_rate`: rate / (1 - momentum), whose best value depends less on the momentum
 
+From a small model to a large one
+* `transfer`: factors of rates, decays, logits by width, depth, batch, tokens; returns a `Transfer`
+* `transferred_weights`: the initial weights that go with them
+* `coordinate_check`: do activations move as far at every width; returns a `CoordinateCheck`
+* `ModelOfWidth`: what it asks for at each width
+
 Its parts
 * `forecast_loss`: a robust exponential fitted to a loss curve, with its variance
 * `published_forecast`: AutoLRS's own
@@ -45,6 +51,7 @@ Ground truth
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
+from toolkit.lr.coordinate_check import CoordinateCheck, ModelOfWidth, coordinate_check
 from toolkit.lr.fits.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.fits.gaussian_process import (
     GaussianProcess,
@@ -67,6 +74,7 @@ from toolkit.lr.schedules import (
 )
 from toolkit.lr.search import LR_RANGE, SearchProgress, SearchResult, search
 from toolkit.lr.shapes import shape_rates
+from toolkit.lr.transfer import Transfer, transfer, transferred_weights
 from toolkit.parallel.updates import TrainState
 
 __all__ = [
@@ -76,10 +84,12 @@ __all__ = [
     "AutoLRS",
     "Contender",
     "Controller",
+    "CoordinateCheck",
     "Forecast",
     "GaussianProcess",
     "JointResult",
     "Ledger",
+    "ModelOfWidth",
     "NoisyQuadratic",
     "ProbeThenDecay",
     "Request",
@@ -87,9 +97,11 @@ __all__ = [
     "SearchResult",
     "Searcher",
     "TrainState",
+    "Transfer",
     "ask",
     "contender",
     "cooldown_schedule",
+    "coordinate_check",
     "effective_rate",
     "fit_gaussian_process",
     "forecast_loss",
@@ -105,5 +117,7 @@ __all__ = [
     "shape_rates",
     "tabulated_schedule",
     "tell",
+    "transfer",
+    "transferred_weights",
     "warmup_stable_decay_schedule",
 ]

@@ -1,0 +1,181 @@
+"""Transfer of rates: the published table, the coordinate check, and usual rates that fail it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.lr import ModelOfWidth, coordinate_check, transfer, transferred_weights
+
+SMALL, WIDTHS = 32, (64, 128, 256, 512)
+FLAT, STEEP = 0.2, 0.3  # slopes that count as none, and at least that of the control
+RATES = {"adam": 1e-3, "sgd": 0.1, "muon": 1e-2}
+
+
+def weights(width, seed=1):
+    keys = jax.random.split(jax.random.key(seed), 4)
+    square = [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys[:2]]
+    return {
+        "embed": jax.random.normal(keys[2], (16, width)) / 4,
+        "bias": jnp.zeros(width),
+        "hidden": square,
+        "head": jax.random.normal(keys[3], (width, 8)) * width**-0.5,
+        "temperature": jnp.ones(1),
+    }
+
+
+def activations(params, x, logits):
+    h = jax.nn.relu(x @ params["embed"] + params["bias"])
+    seen = {"first": h}
+    for number, matrix in enumerate(params["hidden"]):
+        h = seen[f"hidden {number}"] = jax.nn.relu(2**0.5 * h @ matrix)
+    return seen | {"logits": h @ params["head"] * logits * params["temperature"]}
+
+
+def network(width, optimizer="adam", is_moved=True):
+    """A network of one width, with the moved rates or the usual ones."""
+    draws = jax.random.split(jax.random.key(2))
+    x = jax.random.normal(draws[0], (32, 16))
+    labels = jax.random.randint(draws[1], (32,), 0, 8)
+    small, params = weights(SMALL, 0), weights(width)
+    moved = transfer(small, params, width=width / SMALL, optimizer=optimizer)
+    as_muon = {"matrix": optax.contrib.MuonDimensionNumbers()}
+    plain = {
+        "adam": optax.adam(RATES["adam"]),
+        "sgd": optax.sgd(RATES["sgd"]),
+        "muon": optax.contrib.muon(
+            RATES["muon"], muon_weight_dimension_numbers=jax.tree.map(as_muon.get, moved.roles)
+        ),
+    }[optimizer]
+    if not is_moved:
+        seen = lambda params: activations(params, x, 1.0)  # noqa: E731
+        return ModelOfWidth(params, plain, lambda p: loss_of(seen(p), labels), seen)
+    seen = lambda params: activations(params, x, moved.logits)  # noqa: E731
+    params = transferred_weights(small, params)
+    tuned = optax.chain(plain, moved.scale_rates())
+    return ModelOfWidth(params, tuned, lambda p: loss_of(seen(p), labels), seen)
+
+
+def loss_of(seen, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(seen["logits"], labels).mean()
+
+
+def test_factors_are_those_of_the_table():
+    shapes = {
+        "embedding": ((100, 8), (100, 32)), "gain": ((8,), (32,)), "head": ((8, 100), (32, 100)),
+        "up": ((8, 16), (32, 128)), "query": ((8, 2, 4), (32, 8, 4)),
+        "out": ((2, 4, 8), (8, 4, 32)),
+        "stack": ((3, 8, 8), (3, 32, 32)), "positions": ((7,), (7,)),
+    }  # fmt: skip
+    small, large = (
+        {name: jax.ShapeDtypeStruct(pair[at], jnp.float32) for name, pair in shapes.items()}
+        for at in (0, 1)
+    )
+    vectors = dict.fromkeys(("embedding", "gain", "head"), 1.0)
+    matrices = {"up": 1 / 4, "query": 1 / 4, "out": 1 / 4, "stack": 1 / 4}
+    adam = transfer(small, large, width=4)
+    assert adam.rates == vectors | matrices | {"positions": 1.0}
+    assert adam.decays == {name: 1 / rate for name, rate in adam.rates.items()}
+    assert (adam.logits, adam.residual, adam.epsilon) == (1 / 4, 1.0, 1 / 4)
+    sgd = transfer(small, large, width=4, optimizer="sgd").rates
+    assert sgd == dict.fromkeys(vectors, 4.0) | dict.fromkeys(matrices, 1.0) | {
+        "up": 2.0, "positions": 1.0,
+    }  # fmt: skip
+    # sqrt(out / in) grows by sqrt 2, and optax multiplies by as much itself.
+    assert transfer(small, large, width=4, optimizer="muon").rates["up"] == pytest.approx(1.0)
+    # The transposed tree of torch gives the same.
+    turned = [{"up": jnp.ones(shape[::-1])} for shape in shapes["up"]]
+    assert transfer(*turned, width=4, input_axis="last").rates == {"up": 1 / 4}
+
+
+def test_batch_horizon_and_depth():
+    tree = {"w": jnp.ones((4, 4))}
+    same = transfer(tree, tree, width=1, depth=8, batch=4, tokens=32)
+    assert same.rates["w"] == pytest.approx(2 * 32**-0.32)
+    assert same.decays["w"] == 1.0  # by width alone
+    assert (same.residual, same.epsilon) == (1 / 8, 1 / 8)
+    assert transfer(tree, tree, width=1, batch=4, optimizer="sgd").rates["w"] == 4.0
+
+
+def test_decay_keeps_its_product_with_the_rate():
+    small, large = ({"w": jnp.ones((n, n)), "b": jnp.ones(n)} for n in (4, 16))
+    moved = transfer(small, large, width=4)
+    decay = optax.chain(moved.add_decayed_weights(0.1), moved.scale_rates())
+    zeros = jax.tree.map(jnp.zeros_like, large)
+    updates, _ = decay.update(zeros, decay.init(large), large)
+    jax.tree.map(lambda u: np.testing.assert_allclose(u, 0.1, rtol=1e-6), updates)
+    with pytest.raises(ValueError, match="params: got None"):
+        decay.update(zeros, decay.init(large))
+
+
+@pytest.mark.parametrize("optimizer", RATES)
+def test_activations_move_as_far_at_every_width(optimizer):
+    moved = coordinate_check(lambda width: network(width, optimizer), WIDTHS).slopes
+    usual = coordinate_check(lambda width: network(width, optimizer, is_moved=False), WIDTHS).slopes
+    features = [name for name in moved if name != "logits"]
+    assert max(abs(moved[name]) for name in features) < FLAT, moved
+    # Muon's updates have the right size at any width by themselves, but not Adam's of the head.
+    control = ["logits"] if optimizer == "muon" else ["hidden 0", "hidden 1", "logits"]
+    assert min(usual[name] for name in control) > STEEP, usual
+    # The part of the logits that was there at the start fades with the width.
+    assert -0.35 < moved["logits"] < 0.25
+
+
+def test_a_looped_model_moves_as_far_at_every_width():
+    tokens = jax.random.randint(jax.random.key(0), (2, 16), 0, 64)
+
+    def model(width, logits=1.0):
+        sizes = {"width": width, "heads": width // 8, "vocabulary": 64, "embedding_std": 0.1}
+        config = LoopedConfig.tiny("full full", loops=2, head_scale=logits, **sizes)
+        return nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
+
+    def build(width, is_moved):
+        small = nnx.to_pure_dict(model(16)[1])
+        params = nnx.to_pure_dict(model(width)[1])
+        moved = transfer(small, params, width=width / 16)
+        graph, state, rest = model(width, moved.logits if is_moved else 1.0)
+        optimizer = optax.adam(1e-3)
+        if is_moved:
+            params = transferred_weights(small, params)
+            optimizer = optax.chain(optimizer, moved.scale_rates())
+
+        def seen(params):
+            nnx.replace_by_pure_dict(state, params)
+            lm = nnx.merge(graph, state, rest)
+            stream = lm.last_hidden(tokens)
+            return {"stream": stream, "logits": lm.head(stream)}
+
+        loss = lambda p: -jax.nn.log_softmax(seen(p)["logits"])[..., 0].mean()  # noqa: E731
+        return ModelOfWidth(params, optimizer, loss, seen)
+
+    moved = coordinate_check(lambda width: build(width, True), (32, 64, 128)).slopes
+    usual = coordinate_check(lambda width: build(width, False), (32, 64, 128)).slopes
+    assert abs(moved["stream"]) < FLAT < STEEP < usual["stream"], (moved, usual)
+    assert moved["logits"] < FLAT < STEEP < usual["logits"], (moved, usual)
+
+
+def test_the_picture_names_every_slope():
+    check = coordinate_check(network, (32, 64), steps=1)
+    texts = [text.get_text() for text in check.draw().axes[0].get_legend().get_texts()]
+    assert [text.split(":")[0] for text in texts] == [*check.changes]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: transfer({"w": jnp.ones(2)}, {"w": jnp.ones(4)}, width=3), "nothing grows by 3"),
+        (lambda: transfer([jnp.ones(2)], [jnp.ones(2)] * 2, width=1), "its tree differs"),
+        (lambda: transfer(jnp.ones((2, 2)), jnp.ones(4), width=2), "has 2 axes, in large it has 1"),
+        (lambda: transfer(jnp.ones((2, 2, 2)), jnp.ones((4, 4, 4)), width=2), "3 axes of"),
+        (lambda: transfer(jnp.ones(2), jnp.ones(4), width=2, tokens=0), "tokens: got 0"),
+        (lambda: coordinate_check(network, [64]), "widths: got"),
+        (lambda: coordinate_check(network, [32, 64], steps=0), "steps: got 0"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,233 @@
+r"""Rates, decays and initial weights that hold for a wider, deeper or longer training.
+
+Each weight is told apart by how many of its axes grow with the width of the model:
+
+    fixed     none
+    vector    one: embeddings, heads, biases, gains
+    matrix    two: maps from one stream to another
+
+With m_in and m_out the growth of a matrix's input and output axis, and m that of the width:
+
+              initial size        rate: Adam    SGD           Muon               decay
+    fixed     the same            1             1             1                  1
+    vector    the same            1             m             1 (by Adam)        1 / rate
+    matrix    m_in^-1/2           1 / m_in      m_out / m_in  sqrt(m_out / m_in) 1 / rate
+
+Logits are divided by m, which spares heads a role of their own. What a sub-layer adds to a residual
+stream is divided by the growth of the depth. An update then moves every activation as far as it did
+in the small model, which `coordinate_check` measures.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from toolkit._checks import checked
+
+HORIZON = 0.32  # of the rate in the number of tokens, fitted by Bjorck et al.
+ROLES = ("fixed", "vector", "matrix")  # by the number of axes that grow
+Optimizer = Literal["adam", "sgd", "muon"]
+Axis = Literal["first", "last"]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What changes between a small model, whose rate is tuned, and a large one.
+
+    Attributes:
+        roles: "fixed", "vector" or "matrix" for each weight; labels for `optax.multi_transform`.
+        rates: factor of each weight's learning rate.
+        decays: factor of each weight's decay where the decay is multiplied by the rate.
+        epsilon: factor of Adam's epsilon.
+        logits: factor of the logits.
+        residual: factor of what a sub-layer adds to the residual stream.
+
+    Example:
+        >>> small, large = ({"w": jnp.ones((n, n)), "b": jnp.ones(n)} for n in (8, 32))
+        >>> moved = transfer(small, large, width=4)
+        >>> moved.roles, moved.rates, moved.logits
+        ({'b': 'vector', 'w': 'matrix'}, {'b': 1.0, 'w': 0.25}, 0.25)
+    """
+
+    roles: Any
+    rates: Any
+    decays: Any
+    epsilon: float
+    logits: float
+    residual: float
+
+    def scale_rates(self) -> optax.GradientTransformation:
+        """Multiply each weight's update by its factor of the rate: the last but the rate itself."""
+        return optax.stateless(
+            lambda updates, _: jax.tree.map(lambda u, rate: u * rate, updates, self.rates)
+        )
+
+    def add_decayed_weights(self, weight_decay: float) -> optax.GradientTransformation:
+        """Add each weight times its decay to its update, before `scale_rates`."""
+
+        def add(updates: Any, params: Any) -> Any:
+            if params is None:
+                raise ValueError("params: got None; a decay needs the weights")
+            add_one = lambda u, w, decay: u + weight_decay * decay * w  # noqa: E731
+            return jax.tree.map(add_one, updates, params, self.decays)
+
+        return optax.stateless(add)
+
+
+@checked
+def transfer(
+    small: Any,
+    large: Any,
+    *,
+    width: float,
+    depth: float = 1.0,
+    batch: float = 1.0,
+    tokens: float = 1.0,
+    optimizer: Optimizer = "adam",
+    input_axis: Axis = "first",
+) -> Transfer:
+    r"""Factors that carry the rate of a small model over to a large one.
+
+        rate of a weight = small rate * width factor * batch^b * tokens^-0.32
+
+    where b is 1 for SGD and 1/2 otherwise. The factors of the width follow from the shapes of the
+    two models; see the module. The decay of a weight is such that its product with the width's
+    factor of the rate stays the same.
+
+        moved = transfer(small, large, width=8, depth=2)
+        optimizer = optax.chain(
+            optax.scale_by_adam(eps=1e-8 * moved.epsilon),
+            moved.add_decayed_weights(0.1),
+            moved.scale_rates(),
+            optax.scale_by_learning_rate(rate_of_the_small_model),
+        )
+        LoopedConfig(..., head_scale=moved.logits, residual_scale=moved.residual)
+
+    The size of a head must be the same in both models, so that the wide one has more heads, or its
+    scores must be divided by that size instead of its root.
+
+    Args:
+        small: the weights of a model of the small width and the *large* depth, or their shapes.
+        large: those of the large model, a tree of the same structure.
+        width: growth of the residual stream; at least one axis must grow by it.
+        depth: growth of the number of layers; a loop counts as its layers.
+        batch: growth of the number of tokens in a batch, which should stay below the size from
+            which larger batches no longer help.
+        tokens: growth of the number of tokens trained on.
+        optimizer: "adam", "sgd" or "muon"; the last as in `optax.contrib`, with Adam for all but
+            matrices of two axes.
+        input_axis: which of a matrix's growing axes is its input: the "first" as in flax, or the
+            "last" as in torch.
+
+    Raises:
+        ValueError: where the trees differ in more than sizes, more than two axes of a weight grow,
+            or none grows by `width`.
+
+    Source: Yang and Hu, "Tensor Programs V" (arXiv:2203.03466), table 8; for Muon, Yang, Simon and
+        Bernstein, "A Spectral Condition for Feature Learning" (arXiv:2310.17813); for depth, Dey et
+        al., CompleteP (arXiv:2505.01618), table 1 with alpha 1; for the batch, Malladi et al.
+        (arXiv:2205.10287); for the horizon, Bjorck et al. (arXiv:2409.19913).
+
+    Example:
+        >>> small, large = ({"up": jnp.ones((n, 4 * n))} for n in (64, 256))
+        >>> transfer(small, large, width=4, tokens=16).rates
+        {'up': 0.10293...}
+    """
+    for name, growth in {"width": width, "depth": depth, "batch": batch, "tokens": tokens}.items():
+        if not 0 < growth < math.inf:
+            raise ValueError(f"{name}: got {growth}, wanted a positive number")
+    leaves, tree = jax.tree_util.tree_flatten_with_path(large)
+    before, tree_before = jax.tree.flatten(small)
+    if tree != tree_before:
+        raise ValueError("small: its tree differs from that of large; give it the large depth")
+    grown = [_growth(path, a.shape, b.shape) for a, (path, b) in zip(before, leaves, strict=True)]
+    every = sorted({growth for growths in grown for growth in growths})
+    if width != 1 and not any(math.isclose(width, growth) for growth in every):
+        shown = ", ".join(f"{growth:g}" for growth in every) or "1"
+        raise ValueError(f"width: nothing grows by {width:g}; axes grow by {shown}")
+    order = -1 if input_axis == "last" else 1
+    rates = [
+        _rate(optimizer, growths[::order], a.shape, b.shape)
+        for growths, a, (_, b) in zip(grown, before, leaves, strict=True)
+    ]
+    common = batch ** (1.0 if optimizer == "sgd" else 0.5) * tokens**-HORIZON
+    return Transfer(
+        tree.unflatten([ROLES[len(growths)] for growths in grown]),
+        tree.unflatten([rate * common for rate in rates]),
+        tree.unflatten([1 / rate for rate in rates]),
+        epsilon=1 / (width * depth),
+        logits=1 / width,
+        residual=1 / depth,
+    )
+
+
+@checked
+def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -> Any:
+    """The initial weights of a large model, resized as those of a small one ask.
+
+        matrix: rms(w) = rms(small w) * m_in^-1/2;   otherwise: rms(w) = rms(small w)
+
+    Args:
+        small: initial weights of the small model, of the large depth.
+        large: initial weights of the large model, the same tree.
+        input_axis: as in `transfer`.
+
+    Returns:
+        `large`, each array of at least two axes times a number; zeros and arrays of one axis, which
+        are gains and biases, as they are.
+
+    Source: Yang and Hu, "Tensor Programs V" (arXiv:2203.03466), table 8.
+
+    Example:
+        >>> keys = jax.random.split(jax.random.key(0))
+        >>> small, large = (jax.random.normal(key, (n, n)) for key, n in zip(keys, (64, 256)))
+        >>> float(jnp.std(transferred_weights(small, large)).round(1))
+        0.5
+    """
+
+    def resized(path: Any, old: Any, new: Any) -> Any:
+        growths = _growth(path, old.shape, new.shape)
+        if new.ndim < 2:
+            return new
+        into = growths[-1 if input_axis == "last" else 0] if len(growths) == 2 else 1.0
+        wanted, found = (jnp.sqrt(jnp.mean(jnp.square(x))) for x in (old, new))
+        return (new * jnp.where(found > 0, wanted / found, 1) * into**-0.5).astype(new.dtype)
+
+    return jax.tree_util.tree_map_with_path(resized, small, large)
+
+
+def _growth(path: Any, old: tuple[int, ...], new: tuple[int, ...]) -> tuple[float, ...]:
+    """Of the axes that differ, in their order."""
+    name = jax.tree_util.keystr(path)
+    if len(old) != len(new):
+        raise ValueError(f"small: {name} has {len(old)} axes, in large it has {len(new)}")
+    growths = tuple(b / a for a, b in zip(old, new, strict=True) if a != b)
+    if len(growths) > 2:
+        raise ValueError(
+            f"small: {len(growths)} axes of {name} differ, {list(old)} and {list(new)}; wanted at "
+            "most an input and an output, so that layers and experts are as many in both"
+        )
+    return growths
+
+
+def _rate(
+    optimizer: Optimizer,
+    growths: tuple[float, ...],
+    old: tuple[int, ...],
+    new: tuple[int, ...],
+) -> float:
+    """The factor of the width; `growths` are of the axes that grow, the input first."""
+    if len(growths) < 2:
+        return growths[0] if growths and optimizer == "sgd" else 1.0
+    into, out = growths
+    if optimizer == "sgd":
+        return out / into
+    if optimizer == "adam" or len(new) != 2:
+        return 1 / into
+    # optax multiplies an orthogonal update by max(1, columns / rows)^1/2 itself.
+    before, after = (max(1.0, shape[1] / shape[0]) ** 0.5 for shape in (old, new))
+    return math.sqrt(out / into) * before / after
