@@ -45,7 +45,7 @@ class CoordinateCheck:
         changes: by name of an activation, the root mean square of its change [widths].
 
     Example:
-        >>> CoordinateCheck((64, 256), {"hidden": np.array([0.1, 0.2])}).slopes
+        >>> CoordinateCheck((64, 256), {"hidden": jnp.array([0.1, 0.2])}).slopes
         {'hidden': 0.5...}
     """
 
@@ -98,13 +98,11 @@ def coordinate_check(
     Source: Yang and Hu, "Tensor Programs V" (arXiv:2203.03466), appendix D.1.
 
     Example:
-        >>> def build(width):
-        ...     x, draw = jnp.ones((4, 2)), jax.random.normal(jax.random.key(0), (2, width))
-        ...     act = lambda w: {"hidden": jax.nn.relu(x @ w)}
-        ...     return ModelOfWidth(
-        ...         draw, optax.adam(1e-3), lambda w: jnp.mean(act(w)["hidden"] ** 2), act
-        ...     )
-        >>> abs(coordinate_check(build, [64, 256, 1024]).slopes["hidden"]) < 0.1
+        >>> from optax import sgd
+        >>> act = lambda w: {"hidden": jax.nn.relu(jnp.ones((4, 2)) @ w)}
+        >>> loss = lambda w: jnp.sum(act(w)["hidden"] ** 2)
+        >>> build = lambda n: ModelOfWidth(jnp.ones((2, n)), sgd(0.01), loss, act)
+        >>> abs(coordinate_check(build, [64, 256, 1024]).slopes["hidden"]) < 0.01
         True
     """
     if len(set(widths)) < 2:

@@ -135,7 +135,7 @@ def transfer(
     Example:
         >>> small, large = ({"up": jnp.ones((n, 4 * n))} for n in (64, 256))
         >>> transfer(small, large, width=4, tokens=16).rates
-        {'up': 0.10293...}
+        {'up': 0.1029...}
     """
     for name, growth in {"width": width, "depth": depth, "batch": batch, "tokens": tokens}.items():
         if not 0 < growth < math.inf:
