@@ -50,14 +50,14 @@ def run_rows(
     first = [config.loop_windows.index(windows) for windows in config.loop_windows]
     kinds = sorted(set(first))
 
-    def one(h, xs):
+    def loop(h, xs):
         kind, row = xs
         branches = [functools.partial(body, tau) for tau in kinds]
         return jax.lax.switch(kind, branches, h, row)
 
     if remat:
-        one = jax.checkpoint(one, prevent_cse=False)
-    h, stacked = jax.lax.scan(one, h, (jnp.array([kinds.index(tau) for tau in first]), rows))
+        loop = jax.checkpoint(loop, prevent_cse=False)
+    h, stacked = jax.lax.scan(loop, h, (jnp.array([kinds.index(tau) for tau in first]), rows))
     return h, tuple(row_of(stacked, tau) for tau in range(config.loops))
 
 
