@@ -62,6 +62,7 @@ def plan(
     grade_looped: Path | None = None,
     grade_experts: Path | None = None,
     grade_plans: Path | None = None,
+    grade_published: Path | None = None,
     minutes: float = 0.0,
     topology: str | None = None,
     collectives: Literal["ring", "tree", "optimum"] = "optimum",
@@ -89,6 +90,8 @@ def plan(
         grade_looped: the same for a record of looped, hybrid and latent models.
         grade_experts: the same for a record of mixtures of experts.
         grade_plans: report for every plan in this record whether it fits as compiled by libtpu.
+        grade_published: predict the step times in this file of published ones, and print the errors
+            by source and chip, also with constants fitted without them.
         minutes: first extend that record for so long.
         topology: the network of the chips, as `toolkit plan-collective` takes it: rates follow from
             its links.
@@ -115,6 +118,11 @@ def plan(
         return
     if grade_plans is not None:
         print(grading.grade_plans(grade_plans, minutes))
+        return
+    if grade_published is not None:
+        from toolkit.planning.grade.published import grade_published as scoreboard
+
+        print(scoreboard(grade_published))
         return
 
     if decode is not None:

@@ -65,7 +65,7 @@ def test_what_was_not_measured_keeps_its_default(tmp_path):
     assert found.fitted == ("matmul",)
     assert found.constants.matmul == pytest.approx(0.43, rel=NEAR["matmul"])
     assert found.error_left_out is None
-    assert dataclasses.replace(found.constants, matmul=Constants().matmul) == Constants()
+    assert dataclasses.replace(found.constants, matmul=found.prior.matmul) == found.prior
 
 
 # By what factor constants of chips differ: name -> one deviation of the logarithm, and the bounds.
@@ -131,7 +131,8 @@ def test_a_row_may_be_of_any_model(tmp_path):
     model = {"vocabulary": 50_000, "width": 1024, "heads": 8, "pattern": "full full", "loops": 2,
              "residual_gate": False, "options": {"full": {"key_value_heads": 2}}}  # fmt: skip
     found = calibrate(written(tmp_path, [row | {"model": model, "seconds": 0.02}]))
-    assert found.fitted == ("matmul",)
+    # Products of narrow layers take less time than what is read and written between them.
+    assert found.fitted == ("elementwise",)
     with pytest.raises(ValueError, match=r"line 1: .*layers") as refused:
         calibrate(written(tmp_path, [row | {"model": model | {"layers": 2}}]))
     assert "\n" not in str(refused.value)

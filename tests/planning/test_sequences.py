@@ -3,7 +3,6 @@
 import pytest
 
 from toolkit.planning import Strategy, cluster, plan_sequences, predict
-from toolkit.planning.time.seconds import Constants
 from toolkit.planning.uneven.sequences import sequence_costs
 
 LENGTHS = [32768, 8192, 4096, 4096, 2048, 2048]
@@ -23,14 +22,14 @@ def test_groups_hold_every_sequence_once_and_are_no_slower_than_equal_ones():
 
 
 def test_a_sequence_takes_what_the_room_predicts_of_it():
-    """One sequence per chip: computing as `predict` has it, head aside."""
-    costs = sequence_costs(
-        predict("llama-2-7b", "h100:8", Strategy(fsdp=8), batch=8).config,
-        cluster("h100:8"), "layer", None, Constants(),
-    )  # fmt: skip
-    other = predict("llama-2-7b", "h100:8", Strategy(fsdp=8, recompute="layer"), batch=8)
-    computing = 1e3 * (other.parts.forward + other.parts.backward + other.parts.recomputed)
-    assert costs.milliseconds(2048, 1) == pytest.approx(computing, rel=0.02)
+    """One sequence on one chip: computing as `predict` has it, head included, at any length."""
+    for length in (2048, 16_384):
+        other = predict(
+            "llama-2-7b", "h100:1", Strategy(recompute="layer"), batch=1, sequence_length=length
+        )
+        costs = sequence_costs(other.config, cluster("h100:1"), "layer", None, other.constants)
+        took = costs.milliseconds(length, 1) + costs.constant
+        assert took == pytest.approx(1e3 * other.parts.computing, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,10 @@ of a group.
 import dataclasses
 import functools
 import json
-import math
 import os
-import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from toolkit._checks import checked
 from toolkit._kinds import shown
@@ -34,37 +30,24 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
+from toolkit.planning.grade.fit import (
+    BOUNDS,
+    NOISE,
+    STEP_NOISE,
+    Model,
+    Row,
+    errors,
+    fit,
+    median_error,
+)
 from toolkit.planning.models import model_of
 from toolkit.planning.predict import predict
 from toolkit.planning.strategy import MOST_CHIPS, Strategy
-from toolkit.planning.time.seconds import Constants
+from toolkit.planning.time.seconds import Constants, constants_of
 from toolkit.planning.time.step import transfer_seconds
 
-# Name -> the range that is searched, and the standard deviation of its logarithm across chips.
-BOUNDS = {
-    "matmul": (1e-3, 1.0, 0.25),
-    "memory": (1e-3, 1.0, 0.15),
-    "link": (1e-3, 1.0, 0.25),
-    "latency": (1e-3, 1e4, 1.0),
-    "slowdown": (1.0, 10.0, 0.2),
-}
-# Deviation of measurements from the model with the best constants: noise for single operations,
-# effects outside the model for whole steps.
-NOISE, STEP_NOISE = 0.02, 0.1
-# A constant is fitted if that at least halves its variance.
-KNOWN_BETTER = 0.5
 MOST_FOLDS = 20  # cross-validation folds, at most
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 24
-
-Model = Callable[[Constants], float]
-
-
-class Row(NamedTuple):
-    """A measurement: its prediction, its seconds, and the expected deviation of the best model."""
-
-    model: Model
-    seconds: float
-    noise: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +56,7 @@ class Calibration:
 
     Attributes:
         constants: for `predict`, `plan` and `timeline`.
+        prior: the chip's constants without these measurements.
         fitted: names of constants that the measurements determine; the others have defaults.
         chip: the chip's name.
         count: number of measurements.
@@ -91,6 +75,7 @@ class Calibration:
     """
 
     constants: Constants
+    prior: Constants
     fitted: tuple[str, ...]
     chip: str
     count: int
@@ -101,7 +86,7 @@ class Calibration:
     def __str__(self) -> str:
         rows = [("constant", "default", "fitted")]
         for name in BOUNDS:
-            default = getattr(Constants(), name)
+            default = getattr(self.prior, name)
             value = getattr(self.constants, name)
             rows.append((name, f"{default:.3g}", f"{value:.3g}" if name in self.fitted else "–"))
         before, after = (in_words(e, "share") for e in (self.error_before, self.error_after))
@@ -121,7 +106,8 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
         min over constants of sum (log predicted / measured)^2 / noise^2
                             + sum (log constant / default)^2 / spread^2
 
-    A constant that the measurements determine less well than its prior keeps its default.
+    Defaults are the chip's, fitted to published step times where there are any. A constant that the
+    measurements determine less well than its prior keeps its default.
 
     Args:
         path: a file of measurements, one JSON object per line;
@@ -140,85 +126,21 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
         >>> round(calibrate("measured.jsonl").constants.matmul, 2)
         0.5
     """
-    chip, rows = _read(Path(path))
-    constants, fitted = _fit(rows)
+    chip, prior, rows = _read(Path(path))
+    constants, fitted = fit(rows, prior)
     folds = min(len(rows), MOST_FOLDS)
     left_out: list[float] = []
     for fold in range(folds if len(rows) > 1 else 0):
-        others, _ = _fit([row for at, row in enumerate(rows) if at % folds != fold])
-        left_out.extend(_errors(rows[fold::folds], others))
-    before, after = (_median(_errors(rows, each)) for each in (Constants(), constants))
-    return Calibration(
-        constants, fitted, chip, len(rows), before, after, _median(left_out) if left_out else None
-    )
+        others, _ = fit([row for at, row in enumerate(rows) if at % folds != fold], prior)
+        left_out.extend(errors(rows[fold::folds], others))
+    before, after = (median_error(errors(rows, each)) for each in (prior, constants))
+    left = median_error(left_out) if left_out else None
+    return Calibration(constants, prior, fitted, chip, len(rows), before, after, left)
 
 
-def _fit(rows: list[Row]) -> tuple[Constants, tuple[str, ...]]:
-    """The constants of least squared error, and the names of those that were fitted."""
-    from scipy.optimize import least_squares
-
-    noise = np.array([row.noise for row in rows])
-    start = {name: math.log(getattr(Constants(), name)) for name in BOUNDS}
-    names = _determined(rows, noise)
-
-    def misses(values):
-        found = _errors(rows, _constants(names, values))
-        beliefs = [
-            (value - start[name]) / BOUNDS[name][2]
-            for name, value in zip(names, values, strict=True)
-        ]
-        return np.concatenate([found / noise, beliefs])
-
-    if not names:
-        return Constants(), ()
-    low, high = (np.log([BOUNDS[name][side] for name in names]) for side in (0, 1))
-    first = np.clip([start[name] for name in names], low + 1e-6, high - 1e-6)
-    found = least_squares(misses, first, bounds=(low, high), xtol=1e-12, ftol=1e-12)
-    return _constants(names, np.clip(found.x, low, high)), tuple(n for n in BOUNDS if n in names)
-
-
-def _constants(names: list[str], logarithms) -> Constants:
-    values = zip(names, map(math.exp, logarithms), strict=True)
-    return dataclasses.replace(
-        Constants(), **{name: min(max(v, BOUNDS[name][0]), BOUNDS[name][1]) for name, v in values}
-    )
-
-
-def _determined(rows: list[Row], noise) -> list[str]:
-    """Constants that the rows determine better than their priors, best first and at most one per
-    row. Each is judged given those before it, which may explain the same rows."""
-    before, slopes = _errors(rows, Constants()), {}
-    for name, (_, _, spread) in BOUNDS.items():
-        step = 0.05 if name in ("latency", "slowdown") else -0.05  # away from their bounds
-        moved = _constants([name], [math.log(getattr(Constants(), name)) + step])
-        slopes[name] = (_errors(rows, moved) - before) / step / noise * spread
-    names: list[str] = []
-    while len(names) < min(len(rows), len(BOUNDS)):
-        left = {}
-        for name in BOUNDS:
-            if name not in names:
-                selected = np.stack([slopes[each] for each in (*names, name)])
-                variance = np.linalg.inv(np.eye(len(selected)) + selected @ selected.T)
-                left[name] = variance.diagonal().max()
-        best = min(left, key=left.__getitem__)
-        if left[best] > KNOWN_BETTER:
-            break
-        names.append(best)
-    return names
-
-
-def _errors(rows: list[Row], constants: Constants):
-    """Logarithm of predicted over measured seconds, per row."""
-    return np.array([math.log(row.model(constants) / row.seconds) for row in rows])
-
-
-def _median(errors) -> float:
-    return statistics.median(abs(math.expm1(error)) for error in errors)
-
-
-def _read(path: Path) -> tuple[str, list[Row]]:
-    """Read the chip and the measurements."""
-    chips, found_rows = set(), []
+def _read(path: Path) -> tuple[str, Constants, list[Row]]:
+    """Read the chip, its constants so far, and the measurements."""
+    chips, found_rows = {}, []
     for where, row in _rows(path):
         kind = row.get("measured")
         if kind not in _KINDS:
@@ -240,14 +162,14 @@ def _read(path: Path) -> tuple[str, list[Row]]:
             model(Constants())
         except (ValueError, TypeError) as error:
             raise ValueError(f"{where}: {error}") from None
-        chips.add(found.chip.name)
+        chips[found.chip.name] = constants_of(found, None)
         noise = STEP_NOISE if kind == "step" else NOISE
         found_rows.append(Row(model, values["seconds"], noise))
     if len(chips) > 1:
         raise ValueError(
             f"path {path}: measurements of one kind of chip; got {', '.join(sorted(chips))}"
         )
-    return chips.pop(), found_rows
+    return *chips.popitem(), found_rows
 
 
 def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -11,31 +11,42 @@ class Constants:
     """The share of published rates that chips and links achieve; `calibrate` fits them.
 
     Attributes:
-        matmul: share of the peak that matrix products reach.
-        memory: share of the memory bandwidth that the update reaches.
+        matmul: share of the peak that matrix products reach, aside from reading and writing.
+        attention: the same of the products of queries, keys and values.
+        elementwise: share of the memory bandwidth at which layers read and write.
+        memory: the same of the update.
+        launch: seconds until the kernels of one layer's forward pass have started.
         link: share of a link's bandwidth that collectives reach.
         latency: delay of a message, as a multiple of the published one.
         slowdown: factor on computing and communicating while they overlap.
         imbalance: load of the chip whose experts are chosen most, over the mean; the others wait
             for it. Not of the chips but of the model and its text, and 1 if not known.
+        old_kernels: whether attention stores its scores, and the residual stream is whole on every
+            chip of "tensor": as before FlashAttention and sequence parallelism, of 2022.
 
     Example:
         >>> Constants().slowdown
         1.3
     """
 
-    matmul: float = 0.6
+    matmul: float = 0.8
+    attention: float = 0.35
+    elementwise: float = 0.6
     memory: float = 0.8
+    launch: float = 3e-5
     link: float = 0.8
     latency: float = 1.0
     slowdown: float = 1.3
     imbalance: float = 1.0
+    old_kernels: bool = False
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("matmul", "memory", "link"):
+        for name in ("matmul", "attention", "elementwise", "memory", "link"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
+        if not 0 <= self.launch <= 1:
+            raise ValueError(f"launch must lie in [0, 1] seconds; got {self.launch}")
         if not 0 <= self.latency <= 1e4:
             raise ValueError(f"latency must lie in [0, 10000]; got {self.latency}")
         if not 1 <= self.slowdown <= 10:
@@ -44,10 +55,32 @@ class Constants:
             raise ValueError(f"imbalance must lie in [1, 10000]; got {self.imbalance}")
 
 
+# Fitted to published step times, by `toolkit.planning.grade.published.fit_chip`.
+CALIBRATED = {
+    "A100 40GB SXM": Constants(matmul=0.755, attention=0.314, elementwise=0.739),
+    "A100 80GB SXM": Constants(
+        matmul=0.864, attention=0.309, elementwise=0.567, link=0.506, slowdown=2.0
+    ),
+    "H100 SXM": Constants(
+        matmul=0.739, attention=0.182, elementwise=0.536, link=0.815, latency=0.496, slowdown=1.83
+    ),
+    "TPU v4": Constants(matmul=0.849, elementwise=0.8),
+    "TPU v5e": Constants(matmul=1.0, elementwise=0.8, link=1.0, slowdown=1.31),
+    "TPU v5p": Constants(matmul=1.0, elementwise=0.8),
+    "TPU v6e": Constants(matmul=0.852, attention=0.384, elementwise=0.8, slowdown=1.36),
+    "TPU v7x": Constants(matmul=0.929, elementwise=0.8),
+}
+
+
 def constants_of(where: Cluster, given: Constants | None) -> Constants:
-    """The given constants, or the defaults; measured rates count in full."""
-    measured = Constants(matmul=1.0, memory=1.0, link=1.0)
-    return given or (measured if where.is_measured else Constants())
+    """The given constants, or those of the chip; measured rates count in full."""
+    if given is not None:
+        return given
+    if where.is_measured:
+        return Constants(
+            matmul=1.0, attention=1.0, elementwise=1.0, memory=1.0, link=1.0, launch=0.0
+        )
+    return CALIBRATED.get(where.chip.name, Constants())
 
 
 @checked

@@ -1,5 +1,12 @@
 """The time of a step by part, modelled from published rates and the achieved share of them.
 
+A layer's forward pass takes
+
+    FLOPs of products / matmul + FLOPs of attention / attention + bytes / elementwise + launch
+
+each at the chip's rate: products of small matrices, and small microbatches, are slower because
+their bytes and their starts take a larger part.
+
 Source: Austin et al., How to Scale Your Model, 2025 (rooflines); Hetu-Galvatron's cost model for
 communication that hides behind the backward pass.
 """
@@ -29,6 +36,10 @@ from toolkit.planning.time.traffic import (
     table_transfers,
 )
 
+# How often a forward pass reads or writes an array: the float32 logits; and the scores of attention
+# that stores them (products, mask, softmax and weights).
+LOGIT_PASSES, SCORE_PASSES = 3, 6
+
 
 def layer_seconds(
     config: LoopedConfig,
@@ -52,28 +63,54 @@ def layer_seconds(
         sizes = LAYERS[word].sizes_of(config)
         wide = sizes.heads * (sizes.key_size + sizes.rope_size + sizes.value_size) / 2
     mixing = 4 * tokens * keys * wide / strategy.tensor
-    products = 2 * tokens * parts[0].held.used
-    rate = cluster.chip.flops_per_second * constants.matmul
-    routed = 0.0
+    products, routed = 2 * tokens * parts[0].held.used, 0.0
     if fed == "moe":
         routed = _routed_seconds(config, strategy, cluster, tokens, constants, parts[1])
         own = tokens / strategy.tensor if strategy.expert > 1 else tokens
         products += 2 * own * sum(part.held.used for part in parts[2:])
+    moved = config.compute_dtype.itemsize * parts[0].held.used
+    moved += layer_bytes(config, word, fed, strategy, tokens, is_old=constants.old_kernels)
+    if constants.old_kernels and word in ("full", "window"):
+        mixing = 4 * tokens * length * wide / strategy.tensor  # of all keys
+        heads = config.heads / strategy.tensor
+        moved += SCORE_PASSES * config.compute_dtype.itemsize * tokens * length * heads
+    chip = cluster.chip
+    products /= chip.flops_per_second * constants.matmul
+    mixing /= chip.flops_per_second * constants.attention
+    moved /= chip.bytes_per_second * constants.elementwise
+    whole = products + mixing + moved + routed + constants.launch
     # The products of experts have a batch, and such are not kept.
-    anew = {"none": 0, "elementwise": mixing, "layer": products + mixing}[recompute] / rate
-    anew += routed * (recompute != "none")
-    forward = runs * ((products + mixing) / rate + routed)
-    again = runs * anew
+    anew = {"none": 0, "elementwise": mixing + moved + routed, "layer": whole}[recompute]
+    forward, again = runs * whole, runs * anew
+    backward = 2 * forward
+    if not constants.old_kernels:  # computes the scores anew: five products, and two forward
+        backward += runs * mixing / 2
     if recompute == "layer" and strategy.block_chunks > 1:
         again += runs * _streaming_seconds(config, word, strategy, cluster, tokens, constants)
     transfers = layer_transfers(config, word, fed, recompute, strategy, sequences, length)
     # A layer that is computed anew makes all its gradients at once.
-    later = forward - runs * mixing / rate if recompute == "none" else 0.0
-    seconds = Seconds(forward, 2 * forward, again, weight_gradient=later)
+    later = runs * (products + routed) if recompute == "none" else 0.0
+    seconds = Seconds(forward, backward, again, weight_gradient=later)
     seconds += _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
     for part in parts:
         seconds += _update(part.held, cluster, constants)
     return seconds
+
+
+def layer_bytes(
+    config: LoopedConfig, word: str, fed: str, strategy: Strategy, tokens: int, *, is_old: bool
+) -> float:
+    """Bytes that a layer's forward pass reads and writes, other than weights and experts' rows.
+
+    Per token: norms and sums of the residual stream, 10 times its width; rotations and SwiGLU; what
+    products write.
+    """
+    width, tensor = config.width, strategy.tensor
+    queries, keys = channels(config, word)
+    hidden = config.feed_forward_size if fed == "swiglu" else 0
+    stream = 10 * width / (1 if is_old else tensor)
+    inner = (3 * queries + 4 * keys + 5 * hidden) / tensor
+    return config.compute_dtype.itemsize * tokens * (stream + inner + 2 * width)
 
 
 def _routed_seconds(
@@ -93,12 +130,13 @@ def _routed_seconds(
         # All others wait for the busiest. The kernel for TPUs multiplies rows of others too.
         is_tpu = cluster.chip.name.startswith("TPU")
         rows = held_rows(config, strategy, own) if is_tpu else rows * constants.imbalance
-    flops = 6 * rows * config.width * expert_hidden(config)
-    flops /= 1 if is_folded else strategy.tensor
-    read = experts.itemsize * experts.held.used
-    return max(
-        flops / (cluster.chip.flops_per_second * constants.matmul),
-        read / (cluster.chip.bytes_per_second * constants.memory),
+    hidden = expert_hidden(config) / (1 if is_folded else strategy.tensor)
+    flops, read = 6 * rows * config.width * hidden, experts.itemsize * experts.held.used
+    moved = config.compute_dtype.itemsize * rows * (5 * hidden + 4 * config.width)
+    chip = cluster.chip
+    return moved / (chip.bytes_per_second * constants.elementwise) + max(
+        flops / (chip.flops_per_second * constants.matmul),
+        read / (chip.bytes_per_second * constants.memory),
     )
 
 
@@ -134,8 +172,10 @@ def table_seconds(
     tables = table_tensors(config, strategy.tensor)
     found = held((*tables, *rest_tensors(config)), strategy)
     used = held(tables[:1], strategy).used
-    forward = 2 * sequences * length * used * strategy.microbatches
-    forward /= cluster.chip.flops_per_second * constants.matmul
+    tokens = sequences * length * strategy.microbatches
+    forward = 2 * tokens * used / (cluster.chip.flops_per_second * constants.matmul)
+    logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor)
+    forward += LOGIT_PASSES * logits / (cluster.chip.bytes_per_second * constants.elementwise)
     anew = forward if strategy.head_chunks > 1 else 0.0
     transfers = table_transfers(config, strategy, sequences, length)
     return (

@@ -13,16 +13,14 @@ from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.measure import in_words
 from toolkit.parallel import SequenceCosts, SequenceGroup, plan_micro_batches
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory.categories import channels, layer_memory
-from toolkit.planning.memory.sizes import held, layer_tensors
+from toolkit.planning.memory.categories import layer_memory
 from toolkit.planning.models import check_model, model_of
-from toolkit.planning.strategy import Strategy
+from toolkit.planning.strategy import RECOMPUTE, Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
-from toolkit.planning.time.step import layer_seconds
+from toolkit.planning.time.step import layer_seconds, table_seconds
 
 MEGABYTE, GIGABYTE = 2**20, 1e9
-PROBED = 4096  # sequence length used to derive memory per token
-PASSES = {"none": 3, "elementwise": 4, "layer": 4}  # forward, backward twice, anew
+PROBED = 4096  # sequence length from which costs per token are derived
 
 
 class SequencePlan(NamedTuple):
@@ -101,8 +99,8 @@ def plan_sequences(
         32
     """
     config, where = model_of(model), cluster(chips)
-    if recompute not in PASSES:
-        raise ValueError(f"recompute must be one of {', '.join(PASSES)}; got {recompute!r}")
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}; got {recompute!r}")
     if len(set(config.layers)) > 1 or config.layers[0] not in ("full", "window"):
         raise ValueError(
             "model: sequences are cut by the heads of layers of one kind, full or window"
@@ -144,20 +142,28 @@ def sequence_costs(
     strategy = Strategy(fsdp=where.chips, recompute=recompute)
     check_model(config, strategy, where.chips, PROBED)
     word, layers = config.layers[0], len(config.layers) * config.loops
-    rate = where.chip.flops_per_second * constants.matmul / 1e3  # per millisecond
-    used = held(layer_tensors(config, word, "swiglu"), strategy).used * layers
-    used += config.vocabulary * config.width  # the head
-    passes = PASSES[recompute]
-    products = 4 if recompute == "layer" else 3
     one = layer_memory(config, word, "swiglu", recompute, strategy, 1, PROBED)
     per_token = (one.kept * layers + one.working) / PROBED
-    part = layer_seconds(config, word, "swiglu", recompute, strategy, where, 1, PROBED, constants)
-    gathers = (part.hidden_forward + part.hidden_backward) * len(config.layers)
+    probes = [
+        (
+            layer_seconds(config, word, "swiglu", recompute, strategy, where, 1, length, constants),
+            table_seconds(config, strategy, where, 1, length, constants),
+        )
+        for length in (PROBED, 2 * PROBED, 3 * PROBED)
+    ]
+    # A parabola through three lengths, exact: products grow with a length, attention squared.
+    first, second, third = (
+        1e3 * (len(config.layers) * layer.computing + table.computing) for layer, table in probes
+    )
+    quadratic = max(0.0, (third - 2 * second + first) / (2 * PROBED**2))  # not with windows
+    linear = (second - first) / PROBED - 3 * PROBED * quadratic
+    constant = first - linear * PROBED - quadratic * PROBED**2
+    gathers = (probes[0][0].hidden_forward + probes[0][0].hidden_backward) * len(config.layers)
     degrees = [2**power for power in range(where.chips.bit_length()) if 2**power <= where.chips]
     return SequenceCosts(
-        quadratic=passes * 2 * channels(config, word)[0] * layers / rate,
-        linear=products * 2 * used / rate,
-        constant=1e3 * gathers,
+        quadratic=quadratic,
+        linear=linear,
+        constant=constant + 1e3 * gathers,
         bandwidth={d: _rate(where, d) * constants.link / GIGABYTE for d in degrees},
         layers=layers,
         width=config.width,

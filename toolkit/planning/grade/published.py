@@ -1,0 +1,300 @@
+"""Predictions graded by published step times: the rows, what of them is modelled, the scoreboard.
+
+`data/planning/published.jsonl` has one published figure per line; `data/planning/README.md` says
+what its columns mean. Rows of one source on one kind of chip form a group. Constants are fitted per
+chip, and every group is also predicted with constants to which its own rows did not contribute:
+those of the chip's other groups, or, if there are none, of other chips of its kind.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from toolkit.looped import LoopedConfig, active_parameter_count
+from toolkit.measure import in_words
+from toolkit.measure.tables import text_table
+from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.grade.fit import STEP_NOISE, Row, fit, median_error
+from toolkit.planning.memory.sizes import held
+from toolkit.planning.models import model_of, nearest_multiple
+from toolkit.planning.predict import Prediction, predict
+from toolkit.planning.strategy import Strategy
+from toolkit.planning.time.seconds import Constants, constants_of
+
+# What is computed anew, in the words of `Strategy`. "offload" keeps part of a layer on the host.
+RECOMPUTED = {
+    "none": "none", "selective": "elementwise", "dots": "elementwise", "full": "layer",
+    "offload": "layer",
+}  # fmt: skip
+# FLOPs per token that a source counts: per parameter of layers, per parameter of the head, and per
+# layer, query channel and token of the sequence.
+COUNTED = {"6N + 12LDT": (6, 6, 12), "6N + 6LDT": (6, 6, 6), "8N + 16LDT": (8, 6, 16)}
+BEFORE_2022 = ("megatron-lm", "bigscience")  # sources whose attention stores its scores
+ROBUST, TOLERANCE = "soft_l1", 1e-4
+FEW = 5  # rows below which a rank correlation says nothing
+
+
+class Published(NamedTuple):
+    """A published step that the planner models.
+
+    Attributes:
+        number: line of the file, from 1.
+        row: its columns.
+        prediction: of the same step.
+        seconds: published.
+    """
+
+    number: int
+    row: Mapping[str, Any]
+    prediction: Prediction
+    seconds: float
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Source and chip."""
+        return self.row["source"], self.prediction.cluster.chip.name
+
+    def predicted(self, constants: Constants) -> float:
+        """Seconds of the step with other constants."""
+        if self.row["source"] in BEFORE_2022:
+            constants = dataclasses.replace(constants, old_kernels=True)
+        return dataclasses.replace(self.prediction, constants=constants).step_seconds
+
+    @property
+    def measurement(self) -> Row:
+        """The same for `fit`."""
+        return Row(self.predicted, self.seconds, STEP_NOISE, self.row["source"])
+
+
+def read_published(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of published figures."""
+    rows: list[dict[str, Any]] = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if not published_seconds(row) > 0:
+                raise ValueError("seconds are not positive")
+            rows.append(row)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"path {path}, line {len(rows) + 1}: want what data/planning/README.md says; {error!r}"
+        ) from None
+    return rows
+
+
+def published_seconds(row: Mapping[str, Any]) -> float:
+    """Seconds of a step from whichever figure was published."""
+    if "step_seconds" in row:
+        return row["step_seconds"]
+    tokens = row["batch"] * row["sequence_length"]
+    if "tokens_per_second" in row:
+        return tokens / row["tokens_per_second"]
+    if "tokens_per_second_per_chip" in row:
+        return tokens / row["tokens_per_second_per_chip"] / row["chips"]
+    flops = tokens * flops_per_token(row["model"], row["sequence_length"], row["counted"])
+    return flops / (row["teraflops_per_chip"] * 1e12 * row["chips"])
+
+
+def flops_per_token(model: Mapping[str, Any], length: int, counted: str) -> float:
+    """FLOPs that a dense model needs per token of a train step, as a source counts them."""
+    per_layers, per_head, per_key = COUNTED[counted]
+    queries, keys = (model[name] * model["head_size"] for name in ("heads", "key_value_heads"))
+    products = 3 if model["gated"] else 2
+    numbers = model["width"] * (2 * queries + 2 * keys + products * model["hidden"])
+    flops = model["layers"] * (per_layers * numbers + per_key * queries * length)
+    return flops + per_head * model["vocabulary"] * model["width"]
+
+
+def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
+    """A row as the planner models it; a ValueError says why it does not."""
+    if row["precision"] == "fp8":
+        raise ValueError("products in float8")
+    layout = row["layout"]
+    if "context" in layout:
+        raise ValueError("context parallelism")
+    if "virtual" in layout:
+        raise ValueError("interleaved stages")
+    shards, replicas = layout.get("fsdp", 1), layout.get("data", 1)
+    if layout.get("zero"):  # gradients are cut, and parameters gathered once per step
+        shards, replicas = 1, shards * replicas
+    strategy = Strategy(
+        data=replicas,
+        fsdp=shards,
+        tensor=layout.get("tensor", 1),
+        pipeline=layout.get("pipeline", 1),
+        expert=layout.get("expert", 1),
+        shard_optimizer="zero" in layout,
+        recompute=RECOMPUTED[row["recompute"]],
+        microbatches=row["microbatches"],
+    )
+    config, where = _config(row["model"], strategy.tensor), _cluster(row)
+    if strategy.fsdp > 1 and not _is_cut(config, strategy):
+        raise ValueError(f"FSDP {strategy.fsdp} divides no dimension")
+    sizes = {"batch": row["batch"], "sequence_length": row["sequence_length"]}
+    found = predict(config, where, strategy, **sizes)
+    return Published(number, row, found, published_seconds(row))
+
+
+def _config(model: Mapping[str, Any], tensor: int) -> LoopedConfig:
+    if "experts" in model:
+        return model_of(model["name"])
+    # A layer without a gate has two products, and SwiGLU three, of two thirds the size.
+    hidden = (
+        model["hidden"] if model["gated"] else nearest_multiple(2 * model["hidden"] / 3, tensor)
+    )
+    own = {name: model[name] for name in ("key_value_heads", "head_size")}
+    return LoopedConfig(
+        vocabulary=model["vocabulary"],
+        width=model["width"],
+        pattern=" ".join(["full"] * model["layers"]),
+        heads=model["heads"],
+        feed_forward=hidden,
+        options={"full": own},
+        residual_gate=False,
+        tied_embedding=model["tied"],
+        dtype="bfloat16",
+    )
+
+
+def _cluster(row: Mapping[str, Any]) -> Cluster:
+    """The chips, with the network that the source names, if that is not the chip's usual one."""
+    where = cluster(f"{row['chip']}:{row['chips']}")
+    if "network" not in row:
+        return where
+    *near, last = where.chip.links
+    links = (*near, dataclasses.replace(last, bytes_per_second=row["network"]))
+    return dataclasses.replace(where, chip=dataclasses.replace(where.chip, links=links))
+
+
+def _is_cut(config: LoopedConfig, strategy: Strategy) -> bool:
+    square = (((config.width, config.width), None),)
+    found = held(square, strategy)
+    return found.kept < found.used
+
+
+@functools.cache
+def graded_rows(path: Path) -> tuple[tuple[Published, ...], Counter[tuple[str, str, str]]]:
+    """The rows that are modelled, and how many of each group are not, by reason."""
+    found, refused = [], Counter()
+    for number, row in enumerate(read_published(path), 1):
+        try:
+            found.append(modelled(row, number))
+        except ValueError as error:
+            chip = cluster(f"{row['chip']}:1").chip.name
+            refused[row["source"], chip, str(error).partition(";")[0]] += 1
+    return tuple(found), refused
+
+
+def prior_of(chip: str) -> Constants:
+    """Constants of a chip before any row: its matrix unit is kept busier by a TPU's compiler."""
+    return Constants(matmul=0.9, elementwise=0.8) if chip.startswith("TPU") else Constants()
+
+
+def fit_chip(rows: Sequence[Published], chip: str, without: str = "") -> Constants:
+    """Constants of a chip from its published steps, without one source; from those of other chips
+    of its kind if none are left."""
+    is_tpu = chip.startswith("TPU")
+    others = [each for each in rows if each.group[1] == chip and each.group[0] != without]
+    if not others:
+        others = [
+            each
+            for each in rows
+            if each.group[1] != chip and each.group[1].startswith("TPU") == is_tpu
+        ]
+    measurements = [each.measurement for each in others]
+    return fit(measurements, prior_of(chip), loss=ROBUST, tolerance=TOLERANCE)[0]
+
+
+class Score(NamedTuple):
+    """How a group's predictions agree with its published figures.
+
+    Attributes:
+        rows: how many.
+        error: median relative error of step times.
+        rank: Spearman's correlation of predicted and published utilisation; NaN of few rows.
+    """
+
+    rows: int
+    error: float
+    rank: float
+
+
+def score(rows: Sequence[Published], predicted: Sequence[float]) -> Score:
+    """Judge the seconds that any planner predicts for some rows.
+
+    Args:
+        rows: of `graded_rows`.
+        predicted: seconds of a step, row by row.
+    """
+    from scipy.stats import spearmanr
+
+    misses = [math.log(a / each.seconds) for a, each in zip(predicted, rows, strict=True)]
+    rank = math.nan
+    if len(rows) >= FEW:
+        work = [_work(each) for each in rows]
+        told = [w / a for w, a in zip(work, predicted, strict=True)]
+        true = [w / each.seconds for w, each in zip(work, rows, strict=True)]
+        rank = float(spearmanr(told, true).statistic)  # pyright: ignore
+    return Score(len(rows), median_error(misses), rank)
+
+
+def _work(each: Published) -> float:
+    """FLOPs of a step per chip, up to a factor that is the same for one kind of chip."""
+    model, length = each.row["model"], each.row["sequence_length"]
+    if "experts" in model:
+        flops = 6.0 * active_parameter_count(each.prediction.config)
+    else:
+        flops = flops_per_token(model, length, "6N + 6LDT")
+    return flops * each.row["batch"] * length / each.row["chips"]
+
+
+def score_with(rows: Sequence[Published], constants: Constants | None) -> Score:
+    """The same of this planner; None: with the constants that users get."""
+    told = [
+        each.predicted(constants or constants_of(each.prediction.cluster, None)) for each in rows
+    ]
+    return score(rows, told)
+
+
+def by_group(rows: Sequence[Published]) -> dict[tuple[str, str], list[Published]]:
+    """Rows by source and chip."""
+    groups: dict[tuple[str, str], list[Published]] = {}
+    for each in rows:
+        groups.setdefault(each.group, []).append(each)
+    return groups
+
+
+def grade_published(path: Path) -> str:
+    """The scoreboard: every group with the constants that users get, and with constants to which
+    it did not contribute; then what is not modelled."""
+    rows, refused = graded_rows(path)
+    table = [("source", "chip", "rows", "error", "rank", "error, held out", "rank, held out")]
+    apart: list[float] = []
+    for (source, chip), mine in by_group(rows).items():
+        usual = score_with(mine, None)
+        held_out = score_with(mine, fit_chip(rows, chip, source))
+        apart.append(held_out.error)
+        table.append(
+            (source, chip, str(len(mine)), *_words(usual), *_words(held_out)),
+        )
+    whole = score_with(rows, None)
+    lines = [
+        text_table(table, "<<>>>>>"),
+        f"{len(rows)} rows: median error {in_words(whole.error, 'share')}; medians of "
+        f"{sum(error < 0.1 for error in apart)} of {len(apart)} groups held out are below 10%",
+        "rank: Spearman's correlation of utilisation. Held out: constants fitted to the chip's "
+        "other sources, or to other chips of its kind. Modelled; published figures are recorded",
+    ]
+    for (source, chip, reason), count in refused.items():
+        lines.append(f"not modelled: {count} of {source}, {chip}: {reason}")
+    return "\n".join(lines)
+
+
+def _words(found: Score) -> tuple[str, str]:
+    rank = "–" if math.isnan(found.rank) else f"{found.rank:.2f}"
+    return in_words(found.error, "share"), rank
