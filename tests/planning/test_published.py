@@ -95,7 +95,7 @@ def test_what_is_not_modelled_says_why(tmp_path):
             published.modelled(row | change)
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps({"step_seconds": 0}))
-    with pytest.raises(ValueError, match="line 2: want what data.planning"):
+    with pytest.raises(ValueError, match="line 2: want what data"):
         published.read_published(path)
 
 
