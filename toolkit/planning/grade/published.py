@@ -117,8 +117,6 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
     layout = row["layout"]
     if "context" in layout:
         raise ValueError("context parallelism")
-    if "virtual" in layout:
-        raise ValueError("interleaved stages")
     shards, replicas = layout.get("fsdp", 1), layout.get("data", 1)
     if layout.get("zero"):  # gradients are cut, and parameters gathered once per step
         shards, replicas = 1, shards * replicas
@@ -131,6 +129,7 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         shard_optimizer="zero" in layout,
         recompute=RECOMPUTED[row["recompute"]],
         microbatches=row["microbatches"],
+        **_schedule(row),
     )
     config, where = _config(row["model"], strategy.tensor), _cluster(row)
     if strategy.fsdp > 1 and not _is_cut(config, strategy):
@@ -138,6 +137,14 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
     sizes = {"batch": row["batch"], "sequence_length": row["sequence_length"]}
     found = predict(config, where, strategy, **sizes)
     return Published(number, row, found, published_seconds(row))
+
+
+def _schedule(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The order of a pipeline's tasks; with fewer chunks if there are fewer layers than stages."""
+    pipeline, chunks = row["layout"].get("pipeline", 1), row["layout"].get("virtual", 1)
+    while chunks * pipeline > row["model"]["layers"]:
+        chunks //= 2
+    return {"schedule": "interleaved", "chunks": chunks} if chunks > 1 else {}
 
 
 def _config(model: Mapping[str, Any], tensor: int) -> LoopedConfig:

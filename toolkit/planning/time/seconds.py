@@ -59,10 +59,10 @@ class Constants:
 CALIBRATED = {
     "A100 40GB SXM": Constants(matmul=0.755, attention=0.314, elementwise=0.739),
     "A100 80GB SXM": Constants(
-        matmul=0.864, attention=0.309, elementwise=0.567, link=0.506, slowdown=2.0
+        matmul=0.864, attention=0.31, elementwise=0.571, link=0.521, slowdown=2.0
     ),
     "H100 SXM": Constants(
-        matmul=0.739, attention=0.182, elementwise=0.536, link=0.815, latency=0.496, slowdown=1.83
+        matmul=0.756, attention=0.186, elementwise=0.542, link=0.85, latency=0.49, slowdown=1.84
     ),
     "TPU v4": Constants(matmul=0.849, elementwise=0.8),
     "TPU v5e": Constants(matmul=1.0, elementwise=0.8, link=1.0, slowdown=1.31),
