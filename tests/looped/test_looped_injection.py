@@ -104,6 +104,7 @@ def test_logits_are_those_of_the_authors():
     assert difference(model, 3) > 100 * CLOSE
 
 
+@pytest.mark.slow
 def test_steps_learn_and_decode_as_other_loops_do():
     model, tokens = build(loops=2, random_start=False), jnp.asarray(TOKENS)
     count = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -37,8 +37,8 @@ def build(kind, **changes):
     how |= {"recursion": kind, "coda": "full"}
     how |= {"loops": 3} | changes
     model = LoopedLM(LoopedConfig.tiny("full", **how), rngs=nnx.Rngs(0))
-    if model.recursion_router is not None:
-        kernel = model.recursion_router.kernel
+    if model.router is not None:
+        kernel = model.router.kernel
         kernel[...] = 3 * jax.random.normal(jax.random.key(3), kernel.shape)
     return model
 
@@ -47,14 +47,14 @@ def some_tokens(batch=2, time=TIME):
     return jax.random.randint(jax.random.key(1), (batch, time), 0, 40)
 
 
-@pytest.fixture(params=["expert", "token"])
+@pytest.fixture(params=[pytest.param("expert", marks=pytest.mark.slow), "token"])
 def model(request):
     return build(request.param)
 
 
 def by_hand(model, tokens):
     """One row, token by token: a loop sees the tokens that take it, at their places."""
-    router, block = model.recursion_router, model.blocks
+    router, block = model.router, model.blocks
     theta = np.asarray(router.kernel[...])
     start = np.asarray(model.embedding(tokens))[0]
     h, taking, depths = start.copy(), np.arange(tokens.shape[1]), np.zeros(tokens.shape[1], int)
@@ -93,6 +93,7 @@ def test_it_is_its_equation(model):
     assert jnp.abs(plain(tokens) - found).max() > 0.1
 
 
+@pytest.mark.slow
 def test_decoding_is_the_parallel_form(model):
     tokens = some_tokens()
     run = jax.jit(lambda model, tokens, ids: model(tokens, segment_ids=ids))
@@ -125,6 +126,7 @@ def test_decoding_is_the_parallel_form(model):
     assert generate(model, tokens, 3).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_training_chooses_by_rank_and_every_parameter_learns(model):
     tokens, config = some_tokens(), model.config
     targets = jnp.roll(tokens, -1, 1)
@@ -151,6 +153,7 @@ def test_training_chooses_by_rank_and_every_parameter_learns(model):
         np.testing.assert_allclose(loss(model) - plain, (with_balance - plain) / 100, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_chosen_loops_are_those_of_the_threshold_where_these_are_the_best():
     """One half of the tokens takes the second of two loops, by rank or by the threshold."""
     model = build("expert", loops=2)

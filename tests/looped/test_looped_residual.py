@@ -62,6 +62,7 @@ def some_tokens(batch=2, time=11):
     return jax.random.randint(jax.random.key(1), (batch, time), 0, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_looped_model_does_all_that_it_does_otherwise(name, tmp_path):
     model, tokens = build(name), some_tokens()
@@ -95,6 +96,7 @@ def test_a_looped_model_does_all_that_it_does_otherwise(name, tmp_path):
     assert parameter_count(model.config) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_learns_and_recomputation_changes_nothing(name):
     model, tokens = build(name), some_tokens()
@@ -112,7 +114,7 @@ def test_every_parameter_learns_and_recomputation_changes_nothing(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("is_raw", [True, False])
+@pytest.mark.parametrize("is_raw", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_attention_residuals_are_their_equation(is_raw):
     """Two groups of one layer; every sub-layer reads a softmax mean over the sums so far."""
     sizes = {"vocabulary": 40, "width": 16, "heads": 2, "residual_gate": False}

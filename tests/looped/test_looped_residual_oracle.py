@@ -16,7 +16,7 @@ from toolkit.looped import LoopedConfig, LoopedLM, generate
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytestmark = [pytest.mark.oracle]
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 TOLERANCE = 1e-5  # of the largest logit
 WIDTH, HEADS, VOCABULARY, FED = 16, 2, 40, 24
@@ -182,7 +182,7 @@ def inkling(passes, **changes):
     return draw(theirs)
 
 
-@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("passes", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_messages_between_loops_are_those_of_inkling_2(passes):
     theirs = inkling(passes)
     config = LoopedConfig(

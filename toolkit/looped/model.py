@@ -51,7 +51,7 @@ class LoopedLM(nnx.Module):
         adapter: what reads the state and the injected input, or None.
         leaving: projection of what the loops make, before the coda, or None.
         exit_gate: projection whose sigmoid is the chance to stop, or None.
-        recursion_router: how many loops each token takes, or None.
+        router: how many loops each token takes, or None.
         group_residual: shares of the inputs of groups of layers, or None.
         norm: final norm.
 
@@ -113,9 +113,7 @@ class LoopedLM(nnx.Module):
             linear(width, width, dtype, rngs, std=width**-0.5) if is_projected else nnx.data(None)
         )
         self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else nnx.data(None)
-        self.recursion_router: Any = (
-            Router(config, rngs=rngs) if config.recursion else nnx.data(None)
-        )
+        self.router: Any = Router(config, rngs=rngs) if config.recursion else nnx.data(None)
         self.group_residual = (
             GroupResidual(len(config.layers), config.residual_group)
             if config.residual_group
@@ -282,7 +280,7 @@ class LoopedLM(nnx.Module):
         """
         config = self.config
         if config.recursion is not None:
-            return self.recursion_router.start(injected, length)
+            return self.router.start(injected, length)
         if config.message_rank is not None:
             return Pass.before(injected, len(config.layers) // (config.attention_residual or 1))
         return start_noise(key, injected) if config.random_start else injected
@@ -331,7 +329,7 @@ class LoopedLM(nnx.Module):
             def through(h: Array, **how: Any) -> tuple[Array, Any]:
                 return run(self._loop_input(h, embedding, None), **how)
 
-            return recursive_loop(self.recursion_router, through, h, **where)
+            return recursive_loop(self.router, through, h, **where)
         run = functools.partial(run, **where)
         if self.config.message_rank is not None:
             state, caches = run(injected, before=h)

@@ -190,15 +190,19 @@ def _metrics(loss: Array, gradients: Params, optimizer_state: Any) -> Metrics:
     return metrics
 
 
+PRECISE = {"router", "connections"}
+"""Parts of models whose matrices are not rounded: a router in bfloat16 would send tokens elsewhere
+than in float32, and residual streams are mixed by products of many small matrices."""
+
+
 def _cast_matrices(params: Params, dtype: Any) -> Params:
     if dtype is None:
         return params
 
     def cast(path: tuple[Any, ...], leaf: Array) -> Array:
-        # A router in bfloat16 would send tokens to other experts than in float32.
-        is_router = "router" in (getattr(key, "key", getattr(key, "name", None)) for key in path)
+        names = {getattr(key, "key", getattr(key, "name", None)) for key in path}
         is_real_matrix = leaf.ndim >= 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if is_real_matrix and not is_router else leaf
+        return leaf.astype(dtype) if is_real_matrix and not names & PRECISE else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params)
 

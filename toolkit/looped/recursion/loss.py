@@ -55,23 +55,20 @@ def recursion_loss(
 
     Example:
         >>> from flax import nnx
-        >>> config = LoopedConfig.tiny(
-        ...     loops=2, width=16, heads=2, recursion="expert", residual_gate=False
-        ... )
-        >>> model = LoopedLM(config, rngs=nnx.Rngs(0))
-        >>> tokens = jnp.zeros((1, 5), int)
+        >>> config = LoopedConfig.tiny(width=16, heads=2, recursion="expert", residual_gate=False)
+        >>> model, tokens = LoopedLM(config, rngs=nnx.Rngs(0)), jnp.zeros((1, 5), int)
         >>> recursion_loss(model, tokens, tokens, router_weight=0.001).shape
         ()
     """
     if targets.shape != tokens.shape:
         raise ValueError(f"targets have shape {targets.shape}, tokens {tokens.shape}: unequal.")
     injected = _before(model, tokens, segment_ids)
-    if model.recursion_router.kind == "expert":
+    if model.router.kind == "expert":
         h, extra = _chosen_loops(model, injected, segment_ids)
     else:
         state = _loops(model, injected, segment_ids)
         h, loops = state.h, model.config.loops
-        shares = jax.nn.softmax(model.recursion_router.logits(injected), axis=-1)
+        shares = jax.nn.softmax(model.router.logits(injected), axis=-1)
         often = jax.nn.one_hot(state.depth, loops, dtype=shares.dtype)
         extra = loops * jnp.sum(often.mean((0, 1)) * shares.mean((0, 1)))
     h, _ = run_blocks(model.coda, model.leave(h, injected), segment_ids=segment_ids)
@@ -102,9 +99,7 @@ def recursion_depths(
 
     Example:
         >>> from flax import nnx
-        >>> config = LoopedConfig.tiny(
-        ...     loops=2, width=16, heads=2, recursion="token", residual_gate=False
-        ... )
+        >>> config = LoopedConfig.tiny(width=16, heads=2, recursion="token", residual_gate=False)
         >>> model = LoopedLM(config, rngs=nnx.Rngs(0))
         >>> recursion_depths(model, jnp.zeros((1, 5), int)).shape
         (1, 5)
@@ -130,7 +125,7 @@ def _chosen_loops(
     model: LoopedLM, injected: Array, segment_ids: Array | None
 ) -> tuple[Array, Array]:
     """The states after loops that choose their tokens, and the loss of the router's scores."""
-    router, rows, loops = model.recursion_router, model.loop_rows(), model.config.loops
+    router, rows, loops = model.router, model.loop_rows(), model.config.loops
     (batch, time), state = injected.shape[:2], router.start(injected)
     places = jnp.broadcast_to(jnp.arange(time, dtype=jnp.int32), (batch, time))
     extra = jnp.zeros((), router.logits(injected).dtype)
