@@ -10,6 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
+from toolkit.language.losses import loss_of_recursion
 from toolkit.looped import (
     LoopedCache,
     LoopedConfig,
@@ -26,6 +27,7 @@ from toolkit.looped import (
     recursion_loss,
 )
 from toolkit.looped.blocks import run_blocks
+from toolkit.looped.mixing.streaming import streaming
 from toolkit.looped.recursion.loss import _chosen_loops
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -147,6 +149,9 @@ def test_training_chooses_by_rank_and_every_parameter_learns(model):
     model.config = config
     count = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     assert parameter_count(config) == count
+    parts, batch = nnx.split(model), (tokens, targets)
+    default = recursion_loss(model, tokens, targets)
+    np.testing.assert_allclose(loss_of_recursion(*parts, batch), default, rtol=1e-6)
     if config.recursion == "token":
         with_balance = recursion_loss(model, tokens, targets, router_weight=1.0)
         plain = optax.softmax_cross_entropy_with_integer_labels(model(tokens), targets).mean()
@@ -177,6 +182,7 @@ def test_chosen_loops_are_those_of_the_threshold_where_these_are_the_best():
         ({"pattern": "full gdn"}, "'gdn' layers cannot leave tokens out"),
         ({"options": {"full": {"quantised_cache": True}}}, "quantised_cache=False"),
         ({"backward_loops": 1}, "turn recursion off"),
+        ({"feed_forwards": "moe"}, 'without "moe"'),
         ({"windows": "4"}, "windows and recursion"),
     ],
 )
@@ -195,5 +201,10 @@ def test_uses_without_a_meaning_are_refused():
         read_sparsely(model.config, cache, "window:4")
     with pytest.raises(ValueError, match="recursion"):
         generate_speculatively(model, model, tokens, 4)
+    places = model.embedding(tokens), (None,)
+    with pytest.raises(ValueError, match="wanted caches of keys and values"):
+        model.loop(model.start(places[0]), None, caches=places[1])
+    with streaming(2, model.config), pytest.raises(ValueError, match="not available for recursion"):
+        model(tokens[:, :8])
     with pytest.raises(ValueError, match="no router of loops"):
         recursion_loss(build(None), tokens, tokens, router_weight=0.1)

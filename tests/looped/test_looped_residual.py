@@ -108,6 +108,13 @@ def test_every_parameter_learns_and_recomputation_changes_nothing(name):
     plain = gradient(model)
     leaves = jax.tree_util.tree_leaves_with_path(plain)
     assert [jax.tree_util.keystr(path) for path, leaf in leaves if not jnp.any(leaf)] == []
+    if name == "messages":  # another number of loops, which is traced, and a part of the gradient
+        short = dataclasses.replace(model.config, backward_loops=2, loops=4)
+        model.config = short
+        traced = jax.jit(lambda model, loops: model(tokens, loops=loops))(model, jnp.int32(3))
+        np.testing.assert_allclose(traced, model(tokens, loops=3), **CLOSE)
+        model.config = dataclasses.replace(short, backward_loops=None, loops=3)
+        np.testing.assert_allclose(traced, model(tokens), **CLOSE)
     model.config = dataclasses.replace(model.config, remat=True)
     for wanted, found in zip(jax.tree.leaves(plain), jax.tree.leaves(gradient(model)), strict=True):
         scale = float(jnp.abs(wanted).max())

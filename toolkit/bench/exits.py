@@ -51,8 +51,6 @@ ROUTED = LoopedConfig.tiny(
     "full full", 3, width=128, prelude="full", coda="full", residual_gate=False,
     tied_embedding=False,
 )  # fmt: skip
-ROUTERS = {"expert": 0.001, "token": 0.1}
-"""Kinds of `recursion`, and the weight of their routers' losses in the paper."""
 NO_ROUTER = "all loops, no router"
 
 
@@ -103,10 +101,9 @@ def recursion_case(name: str, base: LoopedConfig = ROUTED, steps: int = STEPS) -
     data = jnp.asarray(train)
     tokens = jnp.asarray(evaluation_batches(held_out, BATCH, TIME, 1)[0][0])
     models = {NO_ROUTER: _trained(base, _plain_loss, data, steps)}
-    for kind, weight in ROUTERS.items():
+    for kind in ("expert", "token"):
         config = dataclasses.replace(base, recursion=kind)
-        loss = functools.partial(recursion_loss, router_weight=weight)
-        models[kind] = _trained(config, loss, data, steps)
+        models[kind] = _trained(config, recursion_loss, data, steps)
     prompt = tokens[:1, :PROMPT]
     contenders: dict[str, Callable[[], Any]] = {
         kind: functools.partial(generate, model, prompt, WRITTEN) for kind, model in models.items()

@@ -13,6 +13,7 @@ from toolkit._compat import set_value
 from toolkit.experts import balance_loss, pooled_statistics, updated_choice_bias, z_loss
 from toolkit.looped.feed_forward import FEED_FORWARDS, ChoiceBias
 from toolkit.looped.mixing.streaming import streaming
+from toolkit.looped.recursion.loss import ROUTER_WEIGHTS, trained_hidden
 from toolkit.parallel import streamed_loss
 
 
@@ -64,6 +65,21 @@ def loss_of_parts(graph: nnx.GraphDef, *parts: Any, **how: Any) -> Float[Array, 
     """`next_byte_loss` of (graph, *states, batch), where a model has one state or several."""
     *states, batch = parts
     return _loss(nnx.merge(graph, *states), batch, **how)[0]
+
+
+def loss_of_recursion(
+    graph: nnx.GraphDef, params: nnx.State, batch: Any, *, chunks: int = 1, block_chunks: int = 1
+) -> Float[Array, ""]:
+    """`recursion_loss` of a model with a router of loops, with the arguments of `next_byte_loss`.
+
+    It is the training loss: with "expert" it is not causal, and tells nothing of held-out text.
+    """
+    model = nnx.merge(graph, params)
+    inputs, targets, *packed = batch
+    with streaming(block_chunks, model.config):
+        hidden, extra = trained_hidden(model, inputs, packed[0] if packed else None)
+    loss = _cross_entropy(model, hidden, targets, packed, chunks)
+    return loss + ROUTER_WEIGHTS[model.router.kind] * extra
 
 
 def loss_and_bias(

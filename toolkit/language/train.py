@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from toolkit._checks import checked
 from toolkit._files import sealed_json, write_whole
 from toolkit.language.cores import read_run
-from toolkit.language.losses import loss_and_bias, loss_of_parts
+from toolkit.language.losses import loss_and_bias, loss_of_parts, loss_of_recursion
 from toolkit.language.run import TrainedModel, TrainingRun, bits_per_byte
 from toolkit.language.settings import HOW_IT_RUNS
 from toolkit.language.start import first_model, parts_of, published_corpus, text_corpus
@@ -136,6 +136,8 @@ def train_language_model(
     has_experts = "moe" in run.config.feed_forward_words
     parts: dict[str, Any] = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
     evaluated = loss = partial(loss_of_parts, graph, **parts)
+    if run.config.recursion is not None:
+        loss = partial(loss_of_recursion, graph, **parts)
     if has_experts:
         parts |= {"balance": run.balance, "router_z": run.router_z}
         loss = partial(loss_of_parts, graph, **parts)

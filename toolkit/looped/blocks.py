@@ -104,8 +104,9 @@ class Block(nnx.Module):
         if cache is None and is_streaming():
             if return_routing:
                 raise ValueError("block_chunks: not available with return_routing; wanted 1")
-            if behind is not None or segment_ids is not None:
+            if behind is not None or segment_ids is not None or positions is not None:
                 what = "packed documents" if behind is None else "ladder_residual"
+                what = what if positions is None else "recursion"
                 raise ValueError(f"block_chunks: not available for {what}; wanted 1")
             return stream_block(self, h, window=window), None
         read = h if behind is None else behind

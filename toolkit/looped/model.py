@@ -203,8 +203,6 @@ class LoopedLM(nnx.Module):
                 f"feed_forwards is {self.config.feed_forwards!r}; a model with routing has a "
                 '"moe" layer.'
             )
-        if self.config.recursion is not None:
-            raise ValueError("recursion: loops leave tokens out, and routing counts all of them.")
         h, _, routing = self._run(tokens, segment_ids=segment_ids, return_routing=True)
         return h, tuple(routing or ())
 

@@ -15,6 +15,9 @@ from toolkit.looped.model import LoopedLM
 from toolkit.looped.recursion.routing import Recursing
 from toolkit.looped.sequences import check_sequences
 
+ROUTER_WEIGHTS = {"expert": 0.001, "token": 0.1}
+"""Weights of the routers' losses in the paper."""
+
 
 @checked
 def recursion_loss(
@@ -22,7 +25,7 @@ def recursion_loss(
     tokens: Int[Array, "batch time"],
     targets: Int[Array, "batch time"],
     *,
-    router_weight: float,
+    router_weight: float | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, ""]:
     """Cross-entropy of a model whose tokens take different numbers of loops, and its router's loss.
@@ -41,8 +44,8 @@ def recursion_loss(
         model: a model with `recursion`.
         tokens: whole numbers below the vocabulary.
         targets: the token that follows each position.
-        router_weight: weight of the router's loss; the paper's is 0.001 for "expert", 0.1 for
-            "token".
+        router_weight: weight of the router's loss (None: the paper's, 0.001 for "expert" and 0.1
+            for "token").
         segment_ids: document of each position of a packed sequence.
 
     Returns:
@@ -62,6 +65,18 @@ def recursion_loss(
     """
     if targets.shape != tokens.shape:
         raise ValueError(f"targets have shape {targets.shape}, tokens {tokens.shape}: unequal.")
+    h, extra = trained_hidden(model, tokens, segment_ids)
+    losses = optax.softmax_cross_entropy_with_integer_labels(model.head(h), targets)
+    weight = ROUTER_WEIGHTS[model.router.kind] if router_weight is None else router_weight
+    return losses.mean() + weight * extra
+
+
+def trained_hidden(
+    model: LoopedLM,
+    tokens: Int[Array, "batch time"],
+    segment_ids: Int[Array, "batch time"] | None = None,
+) -> tuple[Float[Array, "batch time width"], Float[Array, ""]]:
+    """The head's input in training, and the router's loss."""
     injected = _before(model, tokens, segment_ids)
     if model.router.kind == "expert":
         h, extra = _chosen_loops(model, injected, segment_ids)
@@ -71,9 +86,7 @@ def recursion_loss(
         shares = jax.nn.softmax(model.router.logits(injected), axis=-1)
         often = jax.nn.one_hot(state.depth, loops, dtype=shares.dtype)
         extra = loops * jnp.sum(often.mean((0, 1)) * shares.mean((0, 1)))
-    h, _ = run_blocks(model.coda, model.leave(h, injected), segment_ids=segment_ids)
-    losses = optax.softmax_cross_entropy_with_integer_labels(model.head(h), targets)
-    return losses.mean() + router_weight * extra
+    return run_blocks(model.coda, model.leave(h, injected), segment_ids=segment_ids)[0], extra
 
 
 @checked

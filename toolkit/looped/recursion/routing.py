@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit.attention import KVCache
 from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.mixing.unwritten import UnwrittenCache, written
 
@@ -135,6 +136,8 @@ def recursive_loop(
     With caches, documents other than a row's last are padding, and stay outside of all loops.
     """
     takes, scores = router.taking(state)
+    if caches is not None and not all(isinstance(cache, KVCache) for cache in caches):
+        raise ValueError("recursion: loops leave tokens out; wanted caches of keys and values.")
     if state.h.ndim == 2:
         out, caches = _step(run, state, takes, caches)
         return router.after(state, out, takes, scores), caches
@@ -159,7 +162,7 @@ def recursive_loop(
     return router.after(state, out, takes, scores), found
 
 
-def _counted(before: Any, after: Any, new: Array) -> tuple[Any, ...]:
+def _counted(before: Any, after: Any, new: Int[Array, "batch"]) -> tuple[KVCache, ...]:
     """Caches of which the first `new` tokens of those written count."""
     pairs = zip(before, after, strict=True)
     return tuple(dataclasses.replace(a, length=b.length + new) for b, a in pairs)
@@ -206,6 +209,11 @@ def check_recursion(config: Any) -> None:
         raise ValueError(
             f"recursion: the state of {other[0]!r} layers cannot leave tokens out; want looped "
             f"layers out of {', '.join(WORDS)}."
+        )
+    if "moe" in config.feed_forward_words:
+        raise ValueError(
+            "recursion: routers of experts would count tokens that a loop leaves out; want "
+            'feed_forwards without "moe".'
         )
     if any(getattr(config, word).quantised_cache for word in {*config.layers}):
         raise ValueError(
