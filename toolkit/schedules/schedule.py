@@ -80,7 +80,7 @@ class Schedule:
         """Stages per device, at most."""
         return max(Counter(self.placement).values())
 
-    @property
+    @functools.cached_property
     def is_split(self) -> bool:
         """Whether backward passes are split into input and weight gradients."""
         return any(task.kind == "W" for order in self.orders for task in order)
@@ -94,6 +94,56 @@ class Schedule:
     def _halved(self) -> frozenset[tuple[int, int]]:
         """(microbatch, stage) of the backward passes that are split."""
         return frozenset(task[1:] for order in self.orders for task in order if task.kind in "IW")
+
+    @functools.cached_property
+    def _runnable(self) -> tuple[tuple[int, Task, tuple[int, ...]], ...]:
+        """(device, task, places here of what it waits for), in an order in which all can run.
+
+        Every device's order is kept, up to where it would wait for ever.
+        """
+        found: list[tuple[int, Task, tuple[int, ...]]] = []
+        places: dict[Task, int] = {}
+        at, moved = [0] * self.devices, True
+        while moved:
+            moved = False
+            for device, order in enumerate(self.orders):
+                while at[device] < len(order):
+                    before = [places.get(other, -1) for other in self.waits_for(order[at[device]])]
+                    if -1 in before:
+                        break
+                    places[order[at[device]]] = len(found)
+                    found.append((device, order[at[device]], tuple(before)))
+                    at[device], moved = at[device] + 1, True
+        return tuple(found)
+
+    @functools.cached_property
+    def _faults(self) -> tuple[str, ...]:
+        """The errors of a schedule apart from its memory; see `faults`."""
+        if self.slices < 1 or self.microbatches % self.slices:
+            return (f"{self.microbatches} microbatches are not sequences of {self.slices}.",)
+        found = []
+        counts = Counter(task for order in self.orders for task in order)
+        wanted = set()
+        for i in range(self.microbatches):
+            for stage in range(self.stages):
+                is_whole = (i, stage) not in self._halved
+                is_whole &= not self.is_split or Task("B", i, stage) in counts
+                wanted.update(Task(kind, i, stage) for kind in ("FB" if is_whole else "FIW"))
+        for task in sorted(wanted - counts.keys()):
+            found.append(f"{task} is missing: {KINDS[task.kind]} of microbatch {task.microbatch}.")
+        for task, count in counts.items():
+            if task not in wanted:
+                found.append(f"{task} is not a task of this pipeline.")
+            elif count > 1:
+                found.append(f"{task} is scheduled {count} times.")
+        for device, order in enumerate(self.orders):
+            for task in order:
+                if task in wanted and self.placement[task.stage] != device:
+                    found.append(
+                        f"{task} is on device {device}; stage {task.stage} lies on device "
+                        f"{self.placement[task.stage]}."
+                    )
+        return tuple(found or waiting(self, started(self)))
 
     def backward(self, microbatch: int, stage: int) -> Task:
         """The task that makes the gradient of a stage's input: I, or B where it is not split."""
@@ -159,31 +209,7 @@ def faults(schedule: Schedule, *, most_activations: int | None = None) -> list[s
         >>> faults(Schedule("mine", microbatches=1, placement=(0,), orders=(order,)))
         ['F0@0 is scheduled 2 times.']
     """
-    if schedule.slices < 1 or schedule.microbatches % schedule.slices:
-        return [f"{schedule.microbatches} microbatches are not sequences of {schedule.slices}."]
-    found = []
-    counts = Counter(task for order in schedule.orders for task in order)
-    wanted = set()
-    for i in range(schedule.microbatches):
-        for stage in range(schedule.stages):
-            is_whole = (i, stage) not in schedule._halved
-            is_whole &= not schedule.is_split or Task("B", i, stage) in counts
-            wanted.update(Task(kind, i, stage) for kind in ("FB" if is_whole else "FIW"))
-    for task in sorted(wanted - counts.keys()):
-        found.append(f"{task} is missing: {KINDS[task.kind]} of microbatch {task.microbatch}.")
-    for task, count in counts.items():
-        if task not in wanted:
-            found.append(f"{task} is not a task of this pipeline.")
-        elif count > 1:
-            found.append(f"{task} is scheduled {count} times.")
-    for device, order in enumerate(schedule.orders):
-        for task in order:
-            if task in wanted and schedule.placement[task.stage] != device:
-                found.append(
-                    f"{task} is on device {device}; stage {task.stage} lies on device "
-                    f"{schedule.placement[task.stage]}."
-                )
-    found = found or waiting(schedule, started(schedule))
+    found = list(schedule._faults)
     if found or most_activations is None:
         return found
     for device, order in enumerate(schedule.orders):
@@ -198,19 +224,8 @@ def faults(schedule: Schedule, *, most_activations: int | None = None) -> list[s
 
 def started(schedule: Schedule) -> list[int]:
     """The number of tasks that each device can run before a deadlock."""
-    done: set[Task] = set()
-    at = [0] * schedule.devices
-    moved = True
-    while moved:
-        moved = False
-        for device, order in enumerate(schedule.orders):
-            while at[device] < len(order) and done.issuperset(
-                schedule.waits_for(order[at[device]])
-            ):
-                done.add(order[at[device]])
-                at[device] += 1
-                moved = True
-    return at
+    counts = Counter(device for device, *_ in schedule._runnable)
+    return [counts[device] for device in range(schedule.devices)]
 
 
 def waiting(schedule: Schedule, at: list[int]) -> list[str]:

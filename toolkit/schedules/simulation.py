@@ -1,9 +1,11 @@
 """Simulation of a schedule: times of tasks, idle time and memory."""
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toolkit._checks import check_fields, checked
 from toolkit.schedules.schedule import Schedule, Task, faults
@@ -167,19 +169,15 @@ class Timeline:
         """
         chunks = self.schedule.chunks
         m_b, m_w = Fraction(activation) / chunks, Fraction(weight_gradient) / chunks
-        changes = []
-        for task, start, end in self.spans[device]:
-            # Memory freed at a time is available to tasks that start then: 0 sorts before 1.
-            if task.kind == "F":
-                changes.append((start, 1, m_b))
-            elif task.kind == "W":
-                changes.append((end, 0, -m_w))
-            else:
-                changes.append((end, 0, (m_w if task.kind == "I" else 0) - m_b))
         held = Fraction(0)
-        for time, _, change in sorted(changes):
-            held += change
-            yield time, held
+        # A device's tasks follow one another, and so do its changes.
+        for task, start, end in self.spans[device]:
+            if task.kind == "F":
+                held += m_b
+                yield start, held
+            else:
+                held += {"I": m_w - m_b, "W": -m_w, "B": -m_b}[task.kind]
+                yield end, held
 
     def peak_memory(
         self, activation: float | Fraction = 1, weight_gradient: float | Fraction = 0
@@ -246,25 +244,46 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
         raise ValueError(f"schedule: {schedule.name!r} cannot run: {wrong[0]}")
     durations = durations or Durations()
     durations.check(schedule)
-    length = {kind: durations.of(kind) / schedule.chunks for kind in "FBIW"}
-    ended: dict[Task, Time] = {}
+    took, delays, scale = _whole_numbers(schedule, durations)
+    times = functools.cache(lambda time: Fraction(time, scale))
+    ends: list[int] = []
+    free = [0] * schedule.devices
     spans: list[list[Span]] = [[] for _ in schedule.orders]
-    at = [0] * schedule.devices
-    while any(i < len(order) for i, order in zip(at, schedule.orders, strict=True)):
-        for device, order in enumerate(schedule.orders):
-            while at[device] < len(order):
-                task = order[at[device]]
-                before = list(schedule.waits_for(task))
-                if any(other not in ended for other in before):
-                    break
-                arrivals = (
-                    ended[other]
-                    if schedule.placement[other.stage] == device
-                    else ended[other] + durations.between(other.stage, task.stage)
-                    for other in before
-                )
-                start = max(spans[device][-1].end if spans[device] else Fraction(0), *arrivals, 0)
-                ended[task] = start + length[task.kind] * durations.factor(task)
-                spans[device].append(Span(task, Fraction(start), ended[task]))
-                at[device] += 1
-    return Timeline(schedule, durations, tuple(tuple(row) for row in spans))
+    tasks = schedule._runnable
+    for device, task, before in tasks:
+        start = free[device]
+        for place in before:
+            there, other, _ = tasks[place]
+            delay = 0 if there == device else delays[min(other.stage, task.stage)]
+            start = max(start, ends[place] + delay)
+        free[device] = start + took(task)
+        ends.append(free[device])
+        spans[device].append(Span(task, times(start), times(free[device])))
+    return Timeline(schedule, durations, tuple(map(tuple, spans)))
+
+
+def _whole_numbers(
+    schedule: Schedule, durations: Durations
+) -> tuple[Callable[[Task], int], list[int], int]:
+    """Duration of every task and delay of every hop as whole numbers of 1 / scale; the scale."""
+    kinds = {kind: durations.of(kind) / schedule.chunks for kind in "FBIW"}
+    stages = dict(enumerate(durations.stages or (1,) * schedule.stages))
+    microbatches = dict(enumerate(durations.microbatches or (1,) * schedule.microbatches))
+    hops = {s: durations.between(s, s + 1) for s in range(schedule.stages - 1)}
+    (of_kind, a), (of_stage, b), (of_microbatch, c), (delays, d) = map(
+        _as_integers, (kinds, stages, microbatches, hops)
+    )
+    scale = math.lcm(a * b * c, d)
+    factor = scale // (a * b * c)
+
+    def took(task: Task) -> int:
+        return of_kind[task[0]] * of_microbatch[task[1]] * of_stage[task[2]] * factor
+
+    return took, [delay * (scale // d) for delay in delays.values()], scale
+
+
+def _as_integers(numbers: Mapping[Any, float | Fraction]) -> tuple[dict[Any, int], int]:
+    """The numbers times their least common denominator, and that."""
+    exact = {name: Fraction(number) for name, number in numbers.items()}
+    common = math.lcm(*(number.denominator for number in exact.values()))
+    return {name: int(number * common) for name, number in exact.items()}, common
