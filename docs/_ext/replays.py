@@ -13,6 +13,7 @@ from toolkit.lab.site.export import SCRIPTS
 from toolkit.lab.site.panels import shown_in
 
 DOCS = Path(__file__).parent.parent
+PLAYER = DOCS.parent / "toolkit/lab/kit/player.js"
 STILL = (
     '<p class="replay-still">A still: this picture moves where a kernel runs, on Binder, on Colab '
     "or by <code>toolkit lab</code>.</p>"
@@ -62,10 +63,17 @@ def output(text):
 
 
 def add_module(app, pagename, templatename, context, doctree):
-    """The module itself in pages that have a place: browsers read no module from file://."""
+    """The modules themselves in pages that have a place: browsers read no module from file://."""
     if 'class="replay"' in context.get("body", ""):
-        module = (DOCS / "_static/replay.js").read_text(encoding="utf-8")
-        app.add_js_file(None, body=module, type="module")
+        for module in (player_module(), (DOCS / "_static/replay.js").read_text(encoding="utf-8")):
+            app.add_js_file(None, body=module, type="module")
+
+
+def player_module():
+    """The player of scenes, as replay.js finds it on a page."""
+    style = json.dumps(PLAYER.with_suffix(".css").read_text(encoding="utf-8"))
+    made = f"globalThis.toolkitPlayer = {{ render, style: {style} }};"
+    return PLAYER.read_text(encoding="utf-8").replace("export default { render };", made)
 
 
 def setup(app):

@@ -6,9 +6,10 @@
 //
 //     uint32 length | header, JSON of that length | int32 rows, one per point of the grid
 //
-//     row = background, caption, error or -1, count of elements, elements..., columns...
+//     row = background, caption, error or -1, count of elements, elements..., columns..., scene
 //
-// All are places in lists of the header (`backgrounds`, `words`, `elements`, `columns`). The points
+// All are places in lists of the header (`backgrounds`, `words`, `elements`, `columns`, `scenes`;
+// without scenes a row has none, and with them a page has `toolkitPlayer`). The points
 // are in the order of the controls, the last one quickest. toolkit/lab/site/replay.py writes it.
 //
 // The page holds this module's text itself: from file:// browsers refuse modules and fetch(), but
@@ -36,7 +37,8 @@ export function row(recording, places) {
 
 /** The table of a row: headings, and columns of as many cells. */
 export function table(recording, numbers) {
-  return Array.from(numbers.subarray(4 + numbers[3]), column => recording.columns[column]);
+  const end = numbers.length - (recording.scenes?.length ? 1 : 0);
+  return Array.from(numbers.subarray(4 + numbers[3], end), column => recording.columns[column]);
 }
 
 function element(name, properties = {}, ...children) {
@@ -80,6 +82,21 @@ function input(control, moved) {
   return [element("span", {}, control.label), slider, box];
 }
 
+/** The player of toolkit/lab/kit/player.js without a kernel: its element, and what shows a scene. */
+function player() {
+  const box = element("div"), values = { selected: -1, movable: false }, told = {};
+  box.append(element("style", { textContent: globalThis.toolkitPlayer.style }));
+  const model = {
+    get: name => values[name], set: (name, value) => { values[name] = value; },
+    on: (event, act) => { told[event] = act; }, save_changes() {}, send() {},
+  };
+  return [box, scene => {
+    Object.assign(values, { scene, time: -1 });
+    if (told["change:scene"]) told["change:scene"]();
+    else globalThis.toolkitPlayer.render({ model, el: box });
+  }];
+}
+
 /** Put a recording into an empty place of the page; `start` has words for some controls. */
 export function replay(place, recording, start = {}) {
   const [width, height] = recording.size;
@@ -100,6 +117,7 @@ export function replay(place, recording, start = {}) {
     if (place >= 0) control.start = place;
   }
   const places = recording.controls.map(control => control.start);
+  const [playing, play] = recording.scenes?.length ? player() : [""];
   let background = -1;
   let shown;
 
@@ -125,6 +143,7 @@ export function replay(place, recording, start = {}) {
     }
     const elements = found.subarray(4, 4 + found[3]);
     above.innerHTML = Array.from(elements, one => recording.elements[one]).join("");
+    play?.(recording.scenes[found[found.length - 1]]);
     caption.textContent = recording.words[found[1]];
     svg.setAttribute("aria-label", caption.textContent);
     write();
@@ -138,7 +157,7 @@ export function replay(place, recording, start = {}) {
   place.replaceChildren(
     element("p", { className: "replay-title" }, recording.title),
     element("div", { className: "replay-controls" }, ...controls),
-    picture, error, caption, details,
+    playing, picture, error, caption, details,
     element("p", { className: "replay-origin" }, `${recording.origin}.${held}`));
   show();
 }

@@ -11,7 +11,6 @@ from test_browser import pytestmark as of_the_browser
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.kit.player import STYLE
 from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 
 pytestmark = of_the_browser
@@ -80,7 +79,7 @@ def browser() -> Iterator[Any]:
 
 def shown(page: Any, scene: Scene, **values: Any) -> float:
     given = {"scene": scene.as_json(), "time": 0.0, "selected": -1, "movable": False} | values
-    return page.evaluate(SHOW, [SOURCE.read_text(), STYLE, given])
+    return page.evaluate(SHOW, [SOURCE.read_text(), SOURCE.with_suffix(".css").read_text(), given])
 
 
 def test_a_scene_is_played_moved_and_read_by_keyboard(browser: Any) -> None:

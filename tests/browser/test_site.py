@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
 
-from toolkit.lab import MixerCostPanel
+from toolkit.lab import MixerCostPanel, PipelinePanel
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel
@@ -98,3 +98,42 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
         )
         assert not errors
         browser.close()
+
+
+PLAYED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title>
+<link rel="stylesheet" href="site.css"><body style="width:1000px">
+<div class="replay" data-folder="./" data-replay="played"></div>
+<script type="module">{player}</script><script type="module">{module}</script></body></html>"""
+
+
+def test_a_scene_plays_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    monkeypatch.syspath_prepend(str(STATIC.parent / "_ext"))
+    from replays import player_module
+
+    panel = PipelinePanel(times=1.0, delay=0.5)
+    recorded = record_panel(panel, {"schedule": ("1F1B", "GPipe"), "delay": (0.0, 0.5)})
+    (tmp_path / "played.js").write_text(as_script("played", recorded))
+    module = (STATIC / "replay.js").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(PLAYED.format(module=module, player=player_module()))
+    shutil.copy(STATIC / "site.css", tmp_path)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1100, "height": 1000})
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto((tmp_path / "page.html").as_uri())
+        page.locator(".scene-play").wait_for(timeout=60_000)
+        assert page.locator(".scene-clock").inner_text() == "41 / 41 forwards"
+        page.locator(".choice-schedule").select_option("GPipe")
+        assert page.locator(".scene-clock").inner_text() == "36 / 36 forwards"
+        page.locator("canvas").press("Home")
+        page.locator(".scene-play").click()
+        page.wait_for_timeout(1500)
+        page.locator(".scene-play").click()
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / "site-played.png")
+        assert 0 < float(page.locator(".scene-clock").inner_text().split()[0]) < 36
+        assert not errors

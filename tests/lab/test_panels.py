@@ -25,7 +25,7 @@ SECOND_TIER = (
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
     "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
     "TimelinePanel", "StalePanel", "AcceptancePanel", "ExpertPanel", "BalancePanel",
-    "DispatchPanel", "LayoutPanel",
+    "DispatchPanel", "LayoutPanel", "PipelinePanel",
 )  # fmt: skip
 UNITS_ARE_WORDS = ("ReadingPanel", "MixerPanel")
 WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
@@ -33,7 +33,7 @@ WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
 WITH_SLIDERS = (
     "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
     "ChipMemoryPanel", "SpeedupPanel", "DropPanel", "ExpertPanel", "BalancePanel",
-    "DispatchPanel", "LayoutPanel",
+    "DispatchPanel", "LayoutPanel", "PipelinePanel",
 )  # fmt: skip
 # Sisters of a panel that is moved by day, and those that are moved longest.
 SISTERS = {
@@ -57,6 +57,7 @@ MOVES = {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 2000),
         "candidates": (), "kappa": (), "round": (),
     },
+    "PipelinePanel": {"moves": ("none", "F4@0 to 3"), "slow": (0, 2)},
     "RacePanel": {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 1000),
         "points": (((0.0, 0.5), (1.0, 0.0)), ((0.0, 0.5), (1.0, 0.1))),

@@ -16,6 +16,7 @@ from toolkit.lab import (
     LoopPanel,
     MeshPanel,
     MixerPanel,
+    PipelinePanel,
     RacePanel,
     SpeedupPanel,
     StepPanel,
@@ -161,3 +162,18 @@ def test_eight_needles_for_few_bytes(answer: dict, words: str, capsys) -> None:
 def test_a_bias_that_levels_the_loads_soon(answer: dict, words: str, capsys) -> None:
     balance = BalancePanel(**({"model": "plain", "layer": 2} | answer))
     assert words in said_by_check("experts", capsys, balance=balance)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"moves": "F4@0 to 4; F3@1 to 3"}, "Right: it ends at 40, and holds up to 5 activations"),
+        ({"moves": "F4@0 to 4"}, "Not yet: it ends at 41, and holds up to 5"),
+        ({}, "Not yet: it ends at 41, and holds up to 4"),
+        ({"schedule": "GPipe"}, "1F1B on 4 devices with 8 microbatches, times 1"),
+        ({"delay": 0.25}, "a delay of 0.5, please"),
+    ],
+)
+def test_moves_that_hide_the_messages(answer: dict, words: str, capsys) -> None:
+    hands = PipelinePanel(**({"times": 1.0, "delay": 0.5} | answer))
+    assert words in said_by_check("pipelines", capsys, hands=hands)

@@ -19,6 +19,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `BalancePanel`: a bias that evens the loads of a trained router's experts, step by step
 * `DispatchPanel`: bytes sent for a layer of experts, by way of dispatch
 * `LayoutPanel`: experts placed anew by their loads as a text moves on
+* `PipelinePanel`: a pipeline schedule that plays, with its memory, bubble, bound and messages
 * `DropPanel`: sparse decoding of a long text: tokens read and missed, and the cost
 * `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it could have stopped
 * `CodesPanel`: hash bits and product-quantised codes against true scores
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from toolkit.lab.lr.search_panel import SearchPanel
     from toolkit.lab.mixers.panel import MixerCostPanel, MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
+    from toolkit.lab.pipelines.pipeline_panel import PipelinePanel
     from toolkit.lab.planning.fits_panel import FitsPanel
     from toolkit.lab.planning.memory_panel import ChipMemoryPanel
     from toolkit.lab.planning.plan_panel import PlanPanel
@@ -103,6 +105,7 @@ _HOMES = {
     "toolkit.lab.lr.search_panel": ("SearchPanel",),
     "toolkit.lab.mixers.panel": ("MixerCostPanel", "MixerPanel"),
     "toolkit.lab.notebooks.execute": ("NotebookRun", "run_notebook"),
+    "toolkit.lab.pipelines.pipeline_panel": ("PipelinePanel",),
     "toolkit.lab.planning.fits_panel": ("FitsPanel",),
     "toolkit.lab.planning.memory_panel": ("ChipMemoryPanel",),
     "toolkit.lab.planning.plan_panel": ("PlanPanel",),
@@ -148,6 +151,7 @@ __all__ = [
     "NotebookRun",
     "Number",
     "Panel",
+    "PipelinePanel",
     "PlanPanel",
     "RacePanel",
     "ReadingPanel",

@@ -29,6 +29,11 @@ function make(name, attributes, parent, text = "") {
   return element;
 }
 
+// A label, its first word alone, or nothing: what has room.
+function fitting(pen, label, room) {
+  return [label, label.split(" ")[0], ""].find((one) => pen.measureText(one).width <= room) ?? "";
+}
+
 function render({ model, el }) {
   const root = make("div", { class: "scene-player", role: "group" }, el);
   const canvas = make("canvas", { tabindex: 0, role: "img" }, root);
@@ -107,9 +112,8 @@ function render({ model, el }) {
       const left = toX(bars.start[bar]), wide = toX(bars.end[bar]) - left;
       pen.fillStyle = colour(bars.kind[bar]);
       pen.fillRect(left, top(lane) + 1, Math.max(wide - (wide > 3 ? 1 : 0), 0.7), rowHeight - 2);
-      const label = bars.label[bar];
       pen.font = rowHeight > 15 ? FONT : SMALL;
-      if (rowHeight < 10 || !label || pen.measureText(label).width > wide - 3) return;
+      const label = rowHeight < 10 ? "" : fitting(pen, bars.label[bar], wide - 3);
       pen.fillStyle = scene.kinds[bars.kind[bar]]?.is_dark ? "white" : INK;
       pen.fillText(label, left + wide / 2, top(lane) + rowHeight / 2);
     });
@@ -251,7 +255,7 @@ function render({ model, el }) {
       pen.textAlign = "center";
       if (isBusy && size > 9) {
         pen.fillStyle = scene.kinds[bars.kind[bar]]?.is_dark ? "white" : INK;
-        pen.fillText(bars.label[bar], x - (levels[index] ? 2 : 0), y);
+        pen.fillText(fitting(pen, bars.label[bar], 2 * size - 4), x - (levels[index] ? 2 : 0), y);
       }
       pen.fillStyle = lanes() ? ink : INK; // one that does nothing of its own has room for its name
       if (size > 6) pen.fillText(node.name, x, lanes() ? y + size + 8 : y);

@@ -21,19 +21,6 @@ from toolkit.figures import Picture
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.scene import Scene, still
 
-STYLE = """
-.scene-player { width: 100%; font: 13px system-ui, sans-serif;
-  color: var(--jp-ui-font-color1, #1f2933); }
-.scene-player canvas { display: block; touch-action: pan-y; }
-.scene-player canvas:focus-visible { outline: 2px solid #b3245b; outline-offset: 2px; }
-.scene-controls { display: flex; gap: 8px; align-items: center; flex-wrap: wrap; }
-.scene-controls input { flex: 1 1 200px; }
-.scene-controls button { min-width: 34px; padding: 3px 8px; }
-.scene-play { width: 64px; }
-.scene-clock { min-width: 110px; font-variant-numeric: tabular-nums; }
-.scene-words { min-height: 1.4em; font-size: 12px; }
-.scene-keys { font-size: 12px; }
-"""
 AT_THE_END = -1.0
 
 
@@ -51,7 +38,7 @@ class Player(anywidget.AnyWidget):
     """
 
     _esm = Path(__file__).with_name("player.js")
-    _css = STYLE
+    _css = Path(__file__).with_name("player.css")
     scene = traitlets.Dict().tag(sync=True)
     time = traitlets.Float(AT_THE_END).tag(sync=True)
     selected = traitlets.Int(-1).tag(sync=True)
@@ -98,6 +85,7 @@ class PlayedPanel(Panel):
         self._player = Player()
         self._player.add_class("panel-player")
         super().__init__(**values)
+        self._player.layout.max_width = f"{self._pixels[0]}px"
 
     @property
     def player(self) -> Player:

@@ -61,7 +61,7 @@ class Bar(NamedTuple):
     Attributes:
         lane: number of the lane.
         start, end: when, in the scene's unit.
-        label: short; shown where it fits, and on hovering.
+        label: short; where it does not fit its first word stands alone, and the whole on hovering.
         kind: number of its kind.
     """
 
@@ -156,8 +156,11 @@ def _columns(kind: Any, rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def still(scene: Scene, time: float | None = None, width: float = 9.6) -> Figure:
-    """The scene as a figure, for readers without a kernel: at `time`, or halfway."""
-    at = scene.end / 2 if time is None else time
+    """The scene as a figure, for readers without a kernel: at `time`, or when something is on its
+    way, near the middle."""
+    middles = [scene.end / 2, *((one.start + one.end) / 2 for one in scene.messages)]
+    near = min(middles[1:] or middles, key=lambda middle: abs(middle - middles[0]))
+    at = near if time is None else time
     lane = min(max(3.6 / max(len(scene.lanes), 1), 0.05), 0.26)
     heights = (max(scene.tall * width, 1.0) if scene.nodes else 0, lane * len(scene.lanes))
     legend, axis = 0.3, 0.32 if scene.lanes else 0
@@ -191,7 +194,12 @@ def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
             if not is_small:
                 ink = "white" if scene.kinds[bar.kind].is_dark else INK
                 axes.annotate(
-                    bar.label, places[bar.lane], ha="center", va="center", fontsize=8.5, color=ink
+                    bar.label.split(" ")[0],
+                    places[bar.lane],
+                    ha="center",
+                    va="center",
+                    fontsize=8.5,
+                    color=ink,
                 )
     for number, (times, values) in enumerate(scene.levels):
         if not scene.lanes:  # a node that does nothing of its own is as blue as it is full
@@ -234,10 +242,13 @@ def _draw_lanes(axes: Axes, scene: Scene, time: float, inches: float) -> None:
         )
     for bar in scene.bars:
         wide = (bar.end - bar.start) / scene.end * 8.6  # inches
-        if inches > 0.13 and wide > 0.03 + 0.075 * len(bar.label):
+        fits = [
+            one for one in (bar.label, bar.label.split(" ")[0]) if wide > 0.03 + 0.075 * len(one)
+        ]
+        if inches > 0.13 and fits:
             ink = "white" if scene.kinds[bar.kind].is_dark else INK
             axes.text(
-                (bar.start + bar.end) / 2, bar.lane, bar.label, ha="center", va="center",
+                (bar.start + bar.end) / 2, bar.lane, fits[0], ha="center", va="center",
                 fontsize=7.5, color=ink,
             )  # fmt: skip
     axes.axvline(time, color=ACCENT, linewidth=1.3)

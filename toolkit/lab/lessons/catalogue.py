@@ -26,6 +26,7 @@ INSTRUMENTS = (
     "looped",
     "lr_search",
     "mixers",
+    "pipelines",
     "planning",
     "sharding",
     "sparsity",

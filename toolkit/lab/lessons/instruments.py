@@ -65,6 +65,19 @@ def _latents_kept() -> Answer:
     )
 
 
+def _one_slow_stage() -> Answer:
+    from toolkit.schedules import Durations, one_forward_one_backward, simulate
+
+    slow = simulate(one_forward_one_backward(4, 8), Durations(stages=(1, 1, 2, 1)))
+    end, work = (int(time) for time in (slow.makespan, slow.work[2]))
+    return Answer(
+        end,
+        f"{end} (modelled, exact): the slow device alone works {work}, and waits {end - work} for "
+        "the first microbatch, at its last one's way back, and once between. One device in four "
+        f"that is twice as slow makes all {end / 33:.2f} times as slow.",
+    )
+
+
 def _pairs_dropped() -> Answer:
     from toolkit.lab.experts.tokens_panel import ExpertPanel
 
@@ -217,6 +230,22 @@ OUTLINES = {
                 unit="per cent",
                 low=0,
                 high=100,
+            ),
+        ),
+    ),
+    "pipelines": Outline(
+        "Pipelines",
+        (
+            Question(
+                "one_slow_stage",
+                "1F1B on four devices with eight microbatches ends after 33 forwards of one "
+                "microbatch, if a backward takes two and messages take no time. Now one stage of "
+                "the four, stage 2, takes twice as long for everything. After how many forwards of "
+                "the others does it end?",
+                _one_slow_stage,
+                unit="forwards",
+                low=0,
+                high=1000,
             ),
         ),
     ),

@@ -173,6 +173,19 @@ REPLAYED: dict[str, Replayed] = {
             "budget": (1000, 4000),
         },
     ),
+    "pipelines": Replayed(
+        "notebooks/pipelines", "hands = PipelinePanel(", "PipelinePanel",
+        {
+            "schedule": None, "slow": (0, 2), "times": (1.0, 1.5, 2.0, 3.0),
+            "delay": (0.0, 0.5, 1.0), "device": (0, 3),
+        },
+        {"times": 1.0, "delay": 0.5},
+    ),
+    "pipelines-microbatches": Replayed(
+        "notebooks/pipelines", 'PipelinePanel(schedule="ZB-V"', "PipelinePanel",
+        {"schedule": None, "microbatches": (4, 8, 16, 32)},
+        {"schedule": "ZB-V", "times": 1.0, "delay": 0.25},
+    ),
     "sharding-mesh": Replayed(
         "notebooks/sharding", 'MeshPanel(mesh="2x4", scheme="zero3+tensor"', "MeshPanel",
         {"mesh": None, "scheme": None, "device": None},
@@ -231,6 +244,9 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
         "looped-bytes", {"loops": "4", "pattern": "two sliding windows"},
     ),
     ("notebooks/lr_search", 'Lesson("lr_search").predict('): ("search", {"round": "6"}),
+    ("notebooks/pipelines", 'Lesson("pipelines").predict('): (
+        "pipelines", {"delay": "0", "times": "2"},
+    ),
     ("notebooks/planning", 'Lesson("planning").predict('): (
         "planning-memory", {"recompute": "none"},
     ),

@@ -20,6 +20,7 @@ import numpy as np
 from toolkit.figures import style
 from toolkit.lab.kit.controls import Choice, Control, Number
 from toolkit.lab.kit.panel import PIXELS_PER_INCH_ON_PAGE, Panel
+from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.site.drawing import ElementRenderer
 from toolkit.measure.provenance import environment
 
@@ -94,13 +95,14 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
     """The panel at every point of a grid: a JSON header, then rows of whole numbers.
 
     A row is the background, the caption, the error (or -1), how many elements, the elements, and
-    the columns of the table. Controls that are not in the grid stay as they are.
+    the columns of the table, and the scene of a panel that plays one. Controls that are not in the
+    grid stay as they are.
     """
     axes = [axis_of(panel, name, values) for name, values in grid.items()]
     count = math.prod(len(axis.values) for axis in axes)
     if not 0 < count <= MOST_POINTS:
         raise ValueError(f"grid: {count:,} points, wanted 1 to {MOST_POINTS:,}")
-    backgrounds, elements, words, columns = (_Pool() for _ in range(4))
+    backgrounds, elements, words, columns, scenes = (_Pool() for _ in range(5))
     state, figure = dict(panel.state), panel.picture.figure
     renderer, rows, background = ElementRenderer(figure), [], -1
     for values in itertools.product(*(axis.values for axis in axes)):
@@ -122,7 +124,10 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
         cells = view.cells().items()
         table = [columns.place(as_recorded(json.dumps(column))) for column in cells]
         caption = words.place(as_recorded(view.sentence()))
-        rows.append([background, caption, -1, len(seen), *seen, *table])
+        played = []
+        if isinstance(panel, PlayedPanel):
+            played = [scenes.place(as_recorded(json.dumps(panel.scene(view).as_json())))]
+        rows.append([background, caption, -1, len(seen), *seen, *table, *played])
     panel.refresh()
     width, height = (inches * PIXELS_PER_INCH_ON_PAGE for inches in panel.figure_size)
     header = {
@@ -136,6 +141,7 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
         "elements": [*elements.places],
         "words": [*words.places],
         "columns": [json.loads(column) for column in columns.places],
+        "scenes": [json.loads(scene) for scene in scenes.places],
     }
     return as_recording(header, rows)
 

@@ -1,0 +1,48 @@
+"""A schedule compiled as one program on simulated devices, and its permutes counted.
+
+Run as `python -m toolkit.lab.pipelines.compiled_program SCHEDULE DEVICES MICROBATCHES`, in a
+process of its own because devices are simulated before jax starts; prints JSON.
+"""
+
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit.lab.pipelines.pipeline_view import RULES
+from toolkit.measure import collectives
+from toolkit.parallel import make_mesh, simulate_devices
+from toolkit.parallel.pipeline import Pipeline
+
+SEQUENCES, WIDTH = 2, 64
+
+
+def compiled_facts(name: str, devices: int, microbatches: int) -> dict[str, Any]:
+    """The fields of `Compiled`, of a chain of matrices and tanh under a schedule of `RULES`."""
+    simulate_devices(devices)
+    schedule = RULES[name](devices, microbatches)
+    weights = [np.ones((WIDTH, WIDTH), np.float32)] * schedule.stages
+    run = Pipeline(
+        lambda w, x, _: jnp.tanh(x @ w), first=lambda _, data: data,
+        last=lambda _, x, data: jnp.sum(x**2), weights=weights, schedule=schedule,
+        mesh=make_mesh({"stage": devices}, devices=jax.devices()[:devices]),
+    )  # fmt: skip
+    batch = jnp.ones((microbatches, SEQUENCES, WIDTH))
+    compiled = jax.jit(run).lower(run.place(weights), (), batch).compile()
+    sent = [one for one in collectives(compiled) if one.kind == "collective-permute"]
+    return {
+        "ticks": run.program.length,
+        "channels": len(run.program.channels),
+        "permutes": sum(one.count for one in sent),
+        "bytes_sent": sum(one.operand_bytes * one.count for one in sent),
+        "activation": SEQUENCES * WIDTH * 4,
+        "messages": run.program.messages,
+        "compiled_with": f"jax {jax.__version__}, {devices} simulated devices",
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(compiled_facts(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

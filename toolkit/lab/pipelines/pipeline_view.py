@@ -1,0 +1,298 @@
+"""A pipeline schedule in time: its messages, its memory, and its bound. Pure functions."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
+from toolkit.lab.kit.view import Data, View
+from toolkit.measure import in_words
+from toolkit.measure.words import counted
+from toolkit.schedules import (
+    Durations,
+    Schedule,
+    Task,
+    Timeline,
+    breadth_first,
+    dual_pipe_v,
+    faults,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    simulate,
+    zero_bubble_h1,
+    zero_bubble_h2,
+    zero_bubble_v,
+)
+from toolkit.schedules.search import shape_of
+from toolkit.schedules.search.whole import lower_bound
+
+RULES: dict[str, Callable[[int, int], Schedule]] = {
+    "GPipe": gpipe,
+    "1F1B": one_forward_one_backward,
+    "interleaved": interleaved,
+    "breadth first": breadth_first,
+    "ZB-H1": zero_bubble_h1,
+    "ZB-H2": zero_bubble_h2,
+    "ZB-V": zero_bubble_v,
+    "DualPipe-V": dual_pipe_v,
+}
+KINDS = {
+    "F": Kind("forward", "#a8cfe8"),
+    "B": Kind("backward", "#2f7fb8"),
+    "I": Kind("input gradient", "#0b5394"),
+    "W": Kind("weight gradient", "#e8c46a"),
+}
+MOST_DEVICES, MOST_MICROBATCHES = 16, 64
+QUARTERS = 4  # slowness and delays are multiples of a quarter
+NONE = "none"
+_MOVE = re.compile(r"([FBIW])(\d+)@(\d+) to (\d+)")
+
+
+def moved(schedule: Schedule, moves: str) -> Schedule:
+    """The schedule with tasks moved by hand, such as "F3@1 to 5; B0@2 to 1".
+
+    A move takes a task to a place among the tasks of its device, counted from 0.
+
+    Raises:
+        ValueError: for words that are no move, a task that is not there, or an order that cannot
+            run; says why.
+    """
+    for words in moves.split(";"):
+        if words.strip() in ("", NONE):
+            continue
+        match = _MOVE.fullmatch(words.strip())
+        if match is None:
+            raise ValueError(f"moves: got {words.strip()!r}, wanted such as F3@1 to 5")
+        task, place = Task(match[1], int(match[2]), int(match[3])), int(match[4])
+        device = next((d for d, order in enumerate(schedule.orders) if task in order), None)
+        if device is None:
+            raise ValueError(f"moves: {task} is no task of this schedule")
+        order = [one for one in schedule.orders[device] if one != task]
+        if place > len(order):
+            raise ValueError(f"moves: got place {place}, device {device} has 0 to {len(order)}")
+        order.insert(place, task)
+        orders = tuple(tuple(order) if d == device else o for d, o in enumerate(schedule.orders))
+        schedule = dataclasses.replace(schedule, orders=orders)
+        if wrong := faults(schedule):
+            raise ValueError(f"moves: {task} cannot go to {place}: {' '.join(wrong)}")
+    return schedule
+
+
+@functools.lru_cache(32)
+def schedule_of(name: str, devices: int, microbatches: int, moves: str) -> Schedule:
+    """The schedule of a rule in `RULES`, with what was moved by hand."""
+    return moved(RULES[name](devices, microbatches), moves)
+
+
+@functools.lru_cache(32)
+def bound_of(
+    name: str, devices: int, microbatches: int, slow: int, times: Fraction
+) -> tuple[Fraction, bool]:
+    """No order on this placement ends earlier, without delays; whether backwards are split."""
+    schedule = RULES[name](devices, microbatches)
+    whole = Durations(*[QUARTERS] * 3, stages=_factors(schedule, slow, times))
+    found = lower_bound(shape_of(schedule, whole), microbatches)
+    return Fraction(found, QUARTERS * schedule.chunks), schedule.is_split
+
+
+def _factors(schedule: Schedule, slow: int, times: Fraction) -> tuple[Fraction, ...]:
+    return tuple(times if s == slow else Fraction(1) for s in range(schedule.stages))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a schedule; see `compiled_program`.
+
+    Attributes:
+        ticks: of its loop.
+        channels: permutations of the devices that each tick runs.
+        permutes: counted in the compiled program.
+        bytes_sent: of them all, by one device.
+        activation: bytes of one activation.
+        messages: those with content that the schedule needs, on all links together.
+        compiled_with: versions and devices.
+    """
+
+    ticks: int
+    channels: int
+    permutes: int
+    bytes_sent: float
+    activation: int
+    messages: int
+    compiled_with: str
+
+    def in_words(self) -> str:
+        """Two lines."""
+        return (
+            f"{self.ticks} ticks x {counted(self.channels, 'channel')} = {self.permutes} permutes "
+            f"of {in_words(self.activation, 'bytes')}, counted in the\ncompiled program (measured "
+            f"here: {self.compiled_with}). The schedule has {self.messages} messages."
+        )
+
+
+@dataclass(frozen=True)
+class PipelineView(View):
+    """A schedule in time.
+
+    Attributes:
+        timeline: simulated, exact.
+        starts, ends: for each device its tasks' times.
+        bound: no order on this placement ends earlier.
+        slow: the slow stage.
+        times: how many times as long its tasks take.
+        device: whose memory is drawn boldly.
+        compiled: what the compiler made of it, if it was asked.
+    """
+
+    timeline: Timeline
+    starts: tuple[np.ndarray, ...]
+    ends: tuple[np.ndarray, ...]
+    bound: float
+    slow: int
+    times: float
+    device: int
+    compiled: Compiled | None
+
+    @property
+    def makespan(self) -> float:
+        """When the last task ends."""
+        return float(self.timeline.makespan)
+
+    @functools.cached_property
+    def work(self) -> np.ndarray:
+        """How long each device works."""
+        pairs = zip(self.starts, self.ends, strict=True)
+        return np.array([float((end - start).sum()) for start, end in pairs])
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time in which a device idles."""
+        return 1 - float(self.work.mean()) / self.makespan
+
+    @functools.cached_property
+    def memory(self) -> tuple[tuple[list[float], list[float]], ...]:
+        """For each device (times, activations of a stage held from each on)."""
+        found, chunks = [], self.timeline.schedule.chunks
+        for device in range(self.timeline.schedule.devices):
+            steps = [(float(t), float(held)) for t, held in self.timeline.memory(device, chunks)]
+            times, held = zip((0.0, 0.0), *steps, strict=True)
+            found.append((list(times), list(held)))
+        return tuple(found)
+
+    def data(self) -> Data:
+        schedule = self.timeline.schedule
+        devices = range(schedule.devices)
+        stages = [[s for s, d in enumerate(schedule.placement) if d == one] for one in devices]
+        return {
+            "device": [str(device) for device in devices],
+            "stages": [" ".join(map(str, mine)) for mine in stages],
+            "tasks": [len(order) for order in schedule.orders],
+            "works": [*map(float, self.work)],
+            "first start": [float(start[0]) for start in self.starts],
+            "last end": [float(end[-1]) for end in self.ends],
+            "idle until the end (share)": [float(1 - work / self.makespan) for work in self.work],
+            "most activations held": [int(max(held)) for _, held in self.memory],
+        }
+
+    def sentence(self) -> str:
+        schedule = self.timeline.schedule
+        slow = f", stage {self.slow} {self.times:g} times as slow" if self.times > 1 else ""
+        held = [int(max(values)) for _, values in self.memory]
+        hops = counted(schedule.hops, "hop")
+        words = "" if self.compiled is None else f" Compiled: {self.compiled.in_words()}"
+        return (
+            f"{schedule.name} on {counted(schedule.devices, 'device')}, "
+            f"{schedule.microbatches} microbatches{slow}: the last task "
+            f"ends at {self.makespan:.4g}, and in no order on these devices before "
+            f"{self.bound:.4g}. Devices idle {self.bubble:.1%} of the time. Device 0 holds up to "
+            f"{held[0]} activations of a stage, the last device up to {held[-1]}; a microbatch "
+            f"makes {hops} on its way forward. Device {self.device} is drawn boldly below."
+            f"{words}".replace("\n", " ")
+        )
+
+    def footnote(self) -> str:
+        return (
+            "Modelled, exact: a device's forward, input gradient and weight gradient take 1 each. "
+            "The bound counts no delays."
+        )
+
+
+def pipeline_view(
+    *,
+    schedule: str,
+    devices: int,
+    microbatches: int,
+    slow: int,
+    times: float,
+    delay: float,
+    device: int,
+    moves: str,
+    compiled: Compiled | None = None,
+) -> PipelineView:
+    """A schedule of `RULES` in time; stages and devices are counted from 0."""
+    found = schedule_of(schedule, devices, microbatches, moves)
+    slow = min(slow, found.stages - 1)
+    factor = Fraction(times)
+    how = Durations(delay=Fraction(delay), stages=_factors(found, slow, factor))
+    timeline = simulate(found, how)
+    as_float = functools.cache(float)
+    starts, ends = (
+        tuple(np.array([as_float(span[at]) for span in row]) for row in timeline.spans)
+        for at in (1, 2)
+    )
+    bound, _ = bound_of(schedule, devices, microbatches, slow, factor)
+    return PipelineView(
+        timeline, starts, ends, float(bound), slow, times, min(device, devices - 1), compiled
+    )
+
+
+def scene_of(view: PipelineView) -> Scene:
+    """Devices in a row, their tasks in lanes, and the messages of every hop there and back."""
+    schedule, delay = view.timeline.schedule, float(view.timeline.durations.delay)
+    used = {task.kind for order in schedule.orders for task in order}
+    kinds = [kind for kind in KINDS if kind in used]
+    numbers, bars, ends = {kind: n for n, kind in enumerate(kinds)}, [], {}
+    has_chunks = schedule.chunks > 1
+    for lane, order in enumerate(schedule.orders):
+        rows = zip(order, view.starts[lane].tolist(), view.ends[lane].tolist(), strict=True)
+        for task, start, end in rows:
+            label = f"{task.kind}{task.microbatch}" + (f" @{task.stage}" if has_chunks else "")
+            bars.append(Bar(lane, round(start, 6), round(end, 6), label, numbers[task.kind]))
+            ends[task] = end
+    messages = []
+    for task, end in ends.items() if delay else ():
+        kind, i, stage = task
+        to = stage + 1 if kind == "F" else stage - 1
+        if kind == "W" or not 0 <= to < schedule.stages:
+            continue
+        here, there = schedule.placement[stage], schedule.placement[to]
+        if here != there:
+            label = f"{kind}{i}"
+            times = round(end, 6), round(end + delay, 6)
+            messages.append(Message(here, there, *times, label, numbers[kind]))
+    most = max(max(held) for _, held in view.memory)
+    places = [d / max(schedule.devices - 1, 1) for d in range(schedule.devices)]
+    links = zip(schedule.placement[:-1], schedule.placement[1:], strict=True)
+    return Scene(
+        view.makespan, view.sentence(), unit="forwards",
+        nodes=tuple(Node(f"device {d}" if schedule.devices < 10 else str(d), x, 0.5)
+                    for d, x in enumerate(places)),
+        edges=tuple({tuple(sorted(link)) for link in links if link[0] != link[1]}),
+        tall=0.12, messages=tuple(messages),
+        lanes=tuple(f"device {d}" for d in range(schedule.devices)), bars=tuple(bars),
+        kinds=tuple(KINDS[kind] for kind in kinds),
+        levels=tuple((times, [held / most for held in values]) for times, values in view.memory),
+    )  # fmt: skip
+
+
+def place_in_words(view: PipelineView, bar: int, place: int) -> str:
+    """A bar of `scene_of` taken to a place of its lane, as `moved` takes it."""
+    tasks: list[Any] = [task for order in view.timeline.schedule.orders for task in order]
+    return f"{tasks[bar]} to {place}"
