@@ -77,8 +77,8 @@ class EndPlot(Plot):
 
     def show(self, view: PipelineView) -> None:
         values = view.makespan, view.bound, float(view.work.max())
-        said = f"{values[0]:.4g}, bubble {view.bubble:.1%}", *(f"{one:.4g}" for one in values[1:])
-        for bar, words, value, text in zip(self.bars, self._words, values, said, strict=True):
+        texts = f"{values[0]:.4g}, bubble {view.bubble:.1%}", *(f"{one:.4g}" for one in values[1:])
+        for bar, words, value, text in zip(self.bars, self._words, values, texts, strict=True):
             bar.set_width(value / values[0] * 0.85)
             words.set(x=value / values[0] * 0.85 + 0.015, text=text)
 

@@ -50,7 +50,7 @@ KINDS = {
     "W": Kind("weight gradient", "#e8c46a"),
 }
 MOST_DEVICES, MOST_MICROBATCHES = 16, 64
-QUARTERS = 4  # slowness and delays are multiples of a quarter
+FINEST = 1000  # denominator of slowness and delay: 1.3 is thirteen tenths
 NONE = "none"
 _MOVE = re.compile(r"([FBIW])(\d+)@(\d+) to (\d+)")
 
@@ -92,14 +92,13 @@ def schedule_of(name: str, devices: int, microbatches: int, moves: str) -> Sched
 
 
 @functools.lru_cache(32)
-def bound_of(
-    name: str, devices: int, microbatches: int, slow: int, times: Fraction
-) -> tuple[Fraction, bool]:
-    """No order on this placement ends earlier, without delays; whether backwards are split."""
+def bound_of(name: str, devices: int, microbatches: int, slow: int, times: Fraction) -> Fraction:
+    """No order on this placement ends earlier, without delays."""
     schedule = RULES[name](devices, microbatches)
-    whole = Durations(*[QUARTERS] * 3, stages=_factors(schedule, slow, times))
+    scale = times.denominator
+    whole = Durations(*[scale] * 3, stages=_factors(schedule, slow, times))
     found = lower_bound(shape_of(schedule, whole), microbatches)
-    return Fraction(found, QUARTERS * schedule.chunks), schedule.is_split
+    return Fraction(found, scale * schedule.chunks)
 
 
 def _factors(schedule: Schedule, slow: int, times: Fraction) -> tuple[Fraction, ...]:
@@ -239,15 +238,15 @@ def pipeline_view(
     """A schedule of `RULES` in time; stages and devices are counted from 0."""
     found = schedule_of(schedule, devices, microbatches, moves)
     slow = min(slow, found.stages - 1)
-    factor = Fraction(times)
-    how = Durations(delay=Fraction(delay), stages=_factors(found, slow, factor))
+    factor, hop = (Fraction(number).limit_denominator(FINEST) for number in (times, delay))
+    how = Durations(delay=hop, stages=_factors(found, slow, factor))
     timeline = simulate(found, how)
     as_float = functools.cache(float)
     starts, ends = (
         tuple(np.array([as_float(span[at]) for span in row]) for row in timeline.spans)
         for at in (1, 2)
     )
-    bound, _ = bound_of(schedule, devices, microbatches, slow, factor)
+    bound = bound_of(schedule, devices, microbatches, slow, factor)
     return PipelineView(
         timeline, starts, ends, float(bound), slow, times, min(device, devices - 1), compiled
     )
