@@ -64,7 +64,7 @@ def test_a_message_leaves_when_its_sender_ends_and_arrives_before_it_is_needed(n
     assert max(max(values) for _, values in scene.levels) == 1
     tasks = [task for order in schedule.orders for task in order]
     assert len(scene.bars) == len(tasks)
-    assert place_in_words(found, 5, 2) == f"{tasks[5]} to 2"
+    assert place_in_words(schedule, 5, 2) == f"{tasks[5]} to 2"
 
 
 def test_sentences_of_the_notebook():

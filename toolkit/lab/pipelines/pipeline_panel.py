@@ -165,7 +165,9 @@ class PipelinePanel(PlayedPanel):
         super().change(**values)
 
     def _dragged(self, bar: int, place: int) -> None:
-        words = place_in_words(self.view, bar, place)
+        view = self.view
+        assert isinstance(view, PipelineView)
+        words = place_in_words(view.timeline.schedule, bar, place)
         before = "" if self.moves == NONE else f"{self.moves}; "
         self.attempt(self.change, moves=before + words)
 

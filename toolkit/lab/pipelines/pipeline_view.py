@@ -283,7 +283,7 @@ def scene_of(view: PipelineView) -> Scene:
         view.makespan, view.sentence(), unit="forwards",
         nodes=tuple(Node(f"device {d}" if schedule.devices < 10 else str(d), x, 0.5)
                     for d, x in enumerate(places)),
-        edges=tuple({tuple(sorted(link)) for link in links if link[0] != link[1]}),
+        edges=tuple({(min(link), max(link)) for link in links if link[0] != link[1]}),
         tall=0.12, messages=tuple(messages),
         lanes=tuple(f"device {d}" for d in range(schedule.devices)), bars=tuple(bars),
         kinds=tuple(KINDS[kind] for kind in kinds),
@@ -291,7 +291,7 @@ def scene_of(view: PipelineView) -> Scene:
     )  # fmt: skip
 
 
-def place_in_words(view: PipelineView, bar: int, place: int) -> str:
+def place_in_words(schedule: Schedule, bar: int, place: int) -> str:
     """A bar of `scene_of` taken to a place of its lane, as `moved` takes it."""
-    tasks: list[Any] = [task for order in view.timeline.schedule.orders for task in order]
+    tasks = [task for order in schedule.orders for task in order]
     return f"{tasks[bar]} to {place}"
