@@ -22,6 +22,7 @@ The name `pjit` is deprecated: `jax.jit` with shardings does the same.
 * `ring_attention`, `ulysses_attention`: attention inside `jax.shard_map`
 * `to_zigzag`, `from_zigzag`, `zigzag_order`: the token order that balances a causal ring
 * `column_parallel`, `row_parallel`: Megatron's pair of products inside `jax.shard_map`
+* `all_gather_matmul`, `matmul_reduce_scatter`: the same in hops that hide behind the products
 * `vocabulary_parallel_embedding`, `vocabulary_parallel_loss`: a sharded vocabulary, likewise
 * `vocabulary_parallel_cross_entropy`: the loss on whole arrays; logits are never gathered
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
@@ -66,6 +67,7 @@ from toolkit.parallel.hosts.processes import join_processes
 from toolkit.parallel.hosts.recipes import launch_recipe
 from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
+from toolkit.parallel.product_rings import all_gather_matmul, matmul_reduce_scatter
 from toolkit.parallel.schemes import layout
 from toolkit.parallel.sequence_classes import bucket_lengths, divide_evenly
 from toolkit.parallel.sequence_groups import (
@@ -97,6 +99,7 @@ __all__ = [
     "SequenceCosts",
     "SequenceGroup",
     "Trial",
+    "all_gather_matmul",
     "auto_layout",
     "blame",
     "bucket_lengths",
@@ -117,6 +120,7 @@ __all__ = [
     "layout",
     "logical_layout",
     "make_mesh",
+    "matmul_reduce_scatter",
     "partitioned_train_step",
     "pipeline",
     "plan_micro_batches",

@@ -24,6 +24,12 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit._compat import varying, varying_axes
 from toolkit.parallel.axes import check_auto_axes, devices_along
+from toolkit.parallel.product_rings import (
+    all_gather_matmul,
+    check_product,
+    matmul_reduce_scatter,
+    part_of,
+)
 
 
 @checked
@@ -33,6 +39,7 @@ def column_parallel(
     axis: str,
     *,
     time_axis: int | None = None,
+    rings: int = 0,
 ) -> Float[Array, "*batch columns"]:
     """The first product of a pair, sharded by columns; inside `jax.shard_map`.
 
@@ -44,6 +51,8 @@ def column_parallel(
         axis: the mesh axis.
         time_axis: the dimension of x that is sharded along `axis` and gathered here; None: x is
             replicated.
+        rings: 0: one all-gather before the product; 1 or 2: hops one way or both ways that hide
+            behind it, see `all_gather_matmul`.
 
     Returns:
         [..., columns / M], for all tokens.
@@ -61,7 +70,9 @@ def column_parallel(
         >>> up(jnp.ones((3, 4)), jnp.ones((4, 16))).shape
         (3, 16)
     """
-    _check_product(x, kernel, axis, time_axis)
+    _check(x, kernel, axis, time_axis, rings)
+    if rings and time_axis is not None:
+        return all_gather_matmul(x, kernel, axis, time_axis=time_axis, rings=rings)
     if time_axis is None:
         used: Any = _used_by_all(x, axis)
         return used @ kernel
@@ -75,6 +86,7 @@ def row_parallel(
     axis: str,
     *,
     time_axis: int | None = None,
+    rings: int = 0,
 ) -> Float[Array, "*batch width"]:
     """The second product of a pair, sharded by rows, and the sum over devices.
 
@@ -85,6 +97,8 @@ def row_parallel(
         kernel: this device's rows [rows / M, width].
         axis: the mesh axis.
         time_axis: the dimension of y to shard along `axis`; None: y is replicated.
+        rings: 0: one reduce-scatter after the product; 1 or 2: hops one way or both ways that hide
+            behind it, see `matmul_reduce_scatter`.
 
     Returns:
         [..., width], replicated, or this device's tokens.
@@ -98,16 +112,13 @@ def row_parallel(
         >>> down(jnp.ones((3, 16)), jnp.ones((16, 4))).shape
         (3, 4)
     """
-    _check_product(x, kernel, axis, time_axis)
+    _check(x, kernel, axis, time_axis, rings)
+    if rings and time_axis is not None:
+        return matmul_reduce_scatter(x, kernel, axis, time_axis=time_axis, rings=rings)
     partial_sums = x @ kernel
     if time_axis is None:
         return _sum_once(partial_sums, axis)
-    devices, size = devices_along(axis), partial_sums.shape[time_axis]
-    if size % devices:
-        raise ValueError(
-            f"time_axis={time_axis}: that dimension, of size {size}, is not divisible by axis "
-            f"{axis!r} of size {devices}; {size + -size % devices} would be"
-        )
+    part_of(partial_sums.shape[time_axis], devices_along(axis), axis, time_axis)
     return lax.psum_scatter(partial_sums, axis, scatter_dimension=time_axis, tiled=True)
 
 
@@ -258,12 +269,10 @@ def _place(tokens: Array, rows: int, axis: str) -> tuple[Array, Array]:
     return jnp.where(is_mine, at, 0), is_mine
 
 
-def _check_product(x: Array, kernel: Array, axis: str, time_axis: int | None) -> None:
-    devices_along(axis)
-    if x.shape[-1] != kernel.shape[0]:
-        raise ValueError(f"shapes do not fit: x {x.shape}, kernel {kernel.shape}")
-    if time_axis is not None and not 0 <= time_axis < x.ndim - 1:
-        raise ValueError(f"time_axis={time_axis}: want one of x's {x.ndim} axes but the last")
+def _check(x: Array, kernel: Array, axis: str, time_axis: int | None, rings: int) -> None:
+    check_product(x, kernel, axis, time_axis)
+    if rings and time_axis is None:
+        raise ValueError(f"rings: got {rings} without time_axis; an all-reduce has no rings here")
 
 
 # With check_vma=True jax would insert these sums itself; with False it would misplace them, as the
