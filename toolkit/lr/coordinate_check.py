@@ -63,10 +63,11 @@ class CoordinateCheck:
 
     def draw(self) -> Any:
         """A figure of the changes over the widths, with the slopes in the legend."""
-        from toolkit.figures import LOOKS, new_figure
+        from toolkit.figures import LOOKS, new_figure, style
 
-        figure = new_figure(6.0, 4.0)
-        axes = figure.subplots()
+        with style():
+            figure = new_figure(6.0, 4.0)
+            axes = figure.subplots()
         looks = list(LOOKS.values())
         for place, (name, slope) in enumerate(self.slopes.items()):
             look, label = looks[place % len(looks)], f"{name}: slope {slope:+.2f}"
@@ -75,6 +76,11 @@ class CoordinateCheck:
         axes.set(xscale="log", yscale="log", xlabel="width", ylabel="change of the activation, rms")
         axes.set_xticks(self.widths, map(str, self.widths), minor=False)
         axes.minorticks_off()
+        # At least as many decades high as wide, so that what is flat looks flat.
+        every = np.concatenate(list(self.changes.values()))
+        room = max(every.max() / every.min(), max(self.widths) / min(self.widths)) ** 0.6
+        middle = (every.max() * every.min()) ** 0.5
+        axes.set_ylim(middle / room, middle * room)
         axes.legend()
         return figure
 
