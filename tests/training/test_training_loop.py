@@ -1,6 +1,7 @@
 """The loop and its metrics: rows, boundaries, stopping, resuming, diverging."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -195,3 +196,18 @@ def test_metrics_file_is_readable_while_written_and_refuses_a_spoiled_line(tmp_p
     path.write_text(path.read_text() + "nonsense\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 has no checksum"):
         training.read_metrics(path)
+
+
+def test_metrics_that_cannot_be_written_are_one_line(tmp_path):
+    """A file-size limit stands for a full disk; the rows before it stay readable."""
+    log = training.MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "loss": 0.5})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 4, hard))
+    try:
+        with pytest.raises(OSError, match=r"could not write metrics to .*metrics\.jsonl: File too"):
+            log.append({"step": 2, "loss": 0.25})
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert training.read_metrics(log.path) == [{"step": 1, "loss": 0.5}]

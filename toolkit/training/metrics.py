@@ -1,6 +1,7 @@
 """Metrics as JSON lines with checksums, readable during the run and exact after a kill."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,22 @@ class MetricsLog:
     def append(self, row: dict[str, Any]) -> None:
         """Add one row, which must have "step"; the operating system has it when this returns."""
         self.rows.append(row)
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.write(_line(row))
             self._file.flush()
+        except OSError as error:
+            raise OSError(
+                f"could not write metrics to {self.path}: {error.strerror}.\n"
+                "Checkpoints are untouched; free some space and start again."
+            ) from error
 
     def close(self) -> None:
         """Close the file; `rows` stays readable."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of a row that `append` has reported
+                self._file.close()
 
 
 def _line(row: dict[str, Any]) -> bytes:
