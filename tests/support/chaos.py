@@ -68,7 +68,8 @@ class Job:
     def workers(self):
         """The processes of the job, by their number; fewer while it starts."""
         with suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.process.pid).children()
+            process = psutil.Process(self.process.pid)
+            children = process.children() if self.processes > 1 else [process]
             return sorted(children, key=lambda child: child.create_time())
         return []
 

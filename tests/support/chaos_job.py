@@ -3,8 +3,9 @@
     python chaos_job.py DIRECTORY MESH STEPS        MESH such as data=4,model=2
 
 Says "step N" at every metrics row and "order N loss X sha256 HEX" at the end, the first process
-only. Its model state is a number made of every token in its place: data in another order, a batch
-that is left out or comes twice would change it, and no rounding does. Checkpoints come every second
+only. Its model state is a number made of every token in its place of row and step: rows in another
+order, left out or taken twice would change it, and no rounding does. A device computes two rows at
+once, so that fewer devices take more passes over the same batch. Checkpoints come every second
 update, so that a run is inside a save most of the time.
 """
 
@@ -19,13 +20,19 @@ from training_small_run import bigram_loss, bigram_params
 
 from toolkit import parallel, training
 
-BATCH, TIME, WIDTH = 8, 16, 16
+BATCH, TIME, WIDTH, ROWS_AT_ONCE = 8, 16, 16, 2
 
 
 def loss(params, order, batch):
-    places = jnp.arange(1, BATCH * TIME + 1, dtype=jnp.uint32).reshape(BATCH, TIME)
-    marks = (batch[0].astype(jnp.uint32) * places).sum(dtype=jnp.uint32)
-    return bigram_loss(params, batch), order * jnp.uint32(1_000_003) + marks
+    tokens, targets, places = batch
+    marks = tokens.astype(jnp.uint32) * jnp.arange(1, TIME + 1, dtype=jnp.uint32)
+    marks = (marks.sum(axis=1, dtype=jnp.uint32) * places).sum(dtype=jnp.uint32)
+    return bigram_loss(params, (tokens, targets)), order + marks
+
+
+def sample(block, step):
+    places = step.astype(jnp.uint32) * BATCH + jnp.arange(1, BATCH + 1, dtype=jnp.uint32)
+    return (*training.HostBatches.sample(block, step), places * places)
 
 
 def run(directory, axes, steps):
@@ -35,12 +42,13 @@ def run(directory, axes, steps):
     if "model" in axes:
         layout = layout.replace("head", PartitionSpec("data", "model"), "cut twice")
     everywhere = NamedSharding(mesh, PartitionSpec())
-    recipe = training.Recipe(steps=steps, learning_rate=1e-2, ema=0.9)
+    passes = max(1, BATCH // (ROWS_AT_ONCE * axes["data"]))
+    recipe = training.Recipe(steps=steps, learning_rate=1e-2, ema=0.9, accumulate=passes)
     data = training.token_batches(
         TEXT, seed=0, batch=BATCH, time=TIME, sharding=layout.batch_sharding
     )
     state, step = training.prepare(
-        loss, layout.apply(params), recipe, sample=data.sample, most_steps=2,
+        loss, layout.apply(params), recipe, sample=sample, most_steps=2,
         model_state=jax.device_put(jnp.uint32(0), everywhere), batch_sharding=layout.batch_sharding,
     )  # fmt: skip
     held_out = training.evaluation_batches(TEXT, batch=BATCH, time=TIME, count=1)

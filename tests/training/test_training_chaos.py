@@ -71,7 +71,7 @@ def test_stopped_hosts_and_ctrl_c_change_no_bit(tmp_path):
 
 @pytest.mark.nightly
 def test_other_meshes_read_the_same_data_in_the_same_order(tmp_path):
-    """2 x 4 is killed, 4 x 2 and 8 go on and are killed, and 1 ends with the same batches."""
+    """2 x 4 is killed, 4 x 2 and 8 go on and are killed, and 1 ends with the same batch."""
     programs, chance, steps = tmp_path / "programs", random.Random(0), 48
     whole = chaos.finished(tmp_path / "undisturbed", chaos.TWO_BY_FOUR, steps, programs)
     for layout, victim in (
