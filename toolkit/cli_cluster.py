@@ -13,6 +13,7 @@ def launch(
     processes: int = 2,
     devices: int | None = None,
     restarts: int = 0,
+    fewest: int | None = None,
     cluster: Literal["here", "slurm", "kubernetes", "ray", "tpu"] = "here",
     hosts: int = 2,
     dry_run: bool = False,
@@ -27,6 +28,7 @@ def launch(
         processes: processes to start here.
         devices: simulated CPU devices of each process here; GPUs of each host of a cluster.
         restarts: how often to restart the job after a failure.
+        fewest: restart local processes with half as many each time, at least so many.
         cluster: where to run.
         hosts: machines of the cluster.
         dry_run: only print the commands, or the script to submit.
@@ -45,7 +47,8 @@ def launch(
     elif dry_run:
         print(launch_commands(command, processes, devices))
     else:
-        sys.exit(parallel.launch(command, processes=processes, devices=devices, restarts=restarts))
+        how = {"processes": processes, "restarts": restarts, "fewest": fewest}
+        sys.exit(parallel.launch(command, devices=devices, **how))
 
 
 def plan(

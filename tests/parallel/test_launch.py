@@ -115,6 +115,7 @@ def test_a_request_to_stop_is_handed_on(tmp_path):
         ({"command": ["true"], "processes": 10**12}, "processes"),
         ({"command": ["true"], "devices": 0}, "devices"),
         ({"command": ["true"], "restarts": -1}, "restarts"),
+        ({"command": ["true"], "fewest": 3}, "fewest"),
         ({"command": ["true"], "grace_seconds": -1.0}, "grace_seconds"),
     ],
 )

@@ -73,7 +73,10 @@ if __name__ == "__main__":
     try:
         parallel.join_processes()
         sizes = (axis.split("=") for axis in sys.argv[2].split(","))
-        run(sys.argv[1], {name: int(size) for name, size in sizes}, int(sys.argv[3]))
+        axes = {name: int(size) for name, size in sizes}
+        if axes.keys() == {"data"}:
+            axes["data"] = jax.device_count()  # fewer if the job goes on with fewer processes
+        run(sys.argv[1], axes, int(sys.argv[3]))
     except training.CheckpointError as error:
         print(f"job: {error}", file=sys.stderr, flush=True)
         parallel.hosts.processes.leave(2)

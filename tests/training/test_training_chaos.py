@@ -85,6 +85,23 @@ def test_other_meshes_read_the_same_data_in_the_same_order(tmp_path):
             (one.process if victim == "launcher" else workers[victim == "worker"]).kill()
             assert one.end()[0] != 0
     ended = chaos.finished(tmp_path / "run", chaos.ONE, steps, programs)
+    _like_the_undisturbed(tmp_path, ended, whole)
+
+
+@pytest.mark.nightly
+def test_a_job_that_loses_a_host_goes_on_with_half_of_them(tmp_path):
+    programs, steps = tmp_path / "programs", 24
+    whole = chaos.finished(tmp_path / "undisturbed", chaos.TWO_BY_TWO, steps, programs)
+    elastic = ("--restarts", "1", "--fewest", "1")
+    with chaos.job(tmp_path / "run", chaos.TWO_BY_TWO, steps, programs, elastic) as one:
+        one.wait_for(lambda: one.steps_seen() >= 2)
+        one.workers()[1].kill()
+        status, ended, errors = one.end()
+    assert status == 0, errors
+    _like_the_undisturbed(tmp_path, ended, whole)
+
+
+def _like_the_undisturbed(tmp_path, ended, whole):
     assert ended.split()[:2] == whole.split()[:2]  # the exact mark of every token in its place
     for one, other in zip(
         *map(chaos.rows, (tmp_path / "run", tmp_path / "undisturbed")), strict=True

@@ -88,6 +88,20 @@ def test_processes_end_with_the_one_that_watches_them():
         assert process.wait(30) == 1
 
 
+def test_a_process_that_waits_for_others_ends_with_its_launcher():
+    """A launcher that was killed between its processes leaves none of them waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+    job |= {"JAX_PROCESS_ID": "0", "TOOLKIT_SUPERVISED": "1", "PYTHONPATH": str(REPOSITORY)}
+    code = "from toolkit.parallel import join_processes; join_processes()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | job, stdin=subprocess.PIPE
+    ) as process:
+        process.stdin.close()
+        assert process.wait(60) == 1
+
+
 # gloo gives a program's first collective 30 s to connect all processes.
 LONGER_THAN_GLOO_WAITS = 36
 # The second process stops itself while its train step is compiled.

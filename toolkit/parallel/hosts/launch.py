@@ -38,6 +38,7 @@ def launch(
     processes: int = 2,
     devices: int | None = None,
     restarts: int = 0,
+    fewest: int | None = None,
     grace_seconds: float = 60.0,
 ) -> int:
     """Run a command as several processes of one jax job, and watch them.
@@ -53,6 +54,8 @@ def launch(
         processes: number of processes.
         devices: simulated CPU devices per process; None uses the devices that each process finds.
         restarts: how often to restart the job after a failure.
+        fewest: restart with half as many processes each time, at least so many; None for the same
+            number. A run with `device_batch` keeps its batch.
         grace_seconds: time for processes to stop when asked.
 
     Returns:
@@ -71,6 +74,8 @@ def launch(
     if restarts < 0 or grace_seconds < 0:
         name, value = ("restarts", restarts) if restarts < 0 else ("grace_seconds", grace_seconds)
         raise ValueError(f"{name}: got {value}, wanted at least 0")
+    if fewest is not None and not 1 <= fewest <= processes:
+        raise ValueError(f"fewest: got {fewest}, wanted 1 to {processes} processes")
     logs = Path(tempfile.mkdtemp(prefix="toolkit-logs-"))
     with remembered_signals() as signals, _only_with_content(logs):
         for attempt in range(restarts + 1):
@@ -82,6 +87,8 @@ def launch(
             if signals or attempt == restarts:
                 break
             print(f"{failure}; starting again ({attempt + 1} of {restarts})", file=sys.stderr)
+            if fewest is not None:
+                processes = max(fewest, processes // 2)
     written = f" What libraries wrote is in {logs}." if logs.exists() else ""
     raise RuntimeError(
         f"{failure}; the others were ended. Run the same command again: a run that saves "

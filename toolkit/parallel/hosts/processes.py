@@ -67,6 +67,9 @@ def _initialize() -> None:
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = [os.environ.get(name) for name in names]
     options = distributed_options(_SHUTDOWN_SECONDS)  # `fit` needs SIGTERM to save and stop
+    # Before the others are met, for which a process waits five minutes.
+    if os.environ.get("TOOLKIT_SUPERVISED"):
+        threading.Thread(target=_die_with_supervisor, daemon=True).start()
     if folder := os.environ.get("TOOLKIT_LOGS"):
         library_output_to(Path(folder) / f"process-{given[2]}.log")
     try:
@@ -89,8 +92,6 @@ def _initialize() -> None:
         ) from error
     introduce()
     sys.excepthook = _leave_with_traceback
-    if os.environ.get("TOOLKIT_SUPERVISED"):
-        threading.Thread(target=_die_with_supervisor, daemon=True).start()
 
 
 def _require_free_port(address: str) -> None:
