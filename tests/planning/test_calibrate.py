@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from toolkit.planning import Constants, Strategy, calibrate, cluster, plan, predict
+from toolkit.planning.time.seconds import constants_of
 from toolkit.planning.time.step import transfer_seconds
 
 # What is left of the error of other steps where two of them calibrate, at most.
@@ -69,8 +70,9 @@ def test_what_was_not_measured_keeps_its_default(tmp_path):
 
 
 # By what factor constants of chips differ: name -> one deviation of the logarithm, and the bounds.
-SPREAD = {"matmul": (0.25, 0.1, 1), "memory": (0.15, 0.1, 1), "link": (0.25, 0.1, 1),
-          "latency": (1.0, 0.1, 100), "slowdown": (0.2, 1, 10)}  # fmt: skip
+SPREAD = {"matmul": (0.25, 0.1, 1), "attention": (0.4, 0.01, 1), "elementwise": (0.3, 0.1, 1),
+          "launch": (0.7, 1e-6, 1e-3), "memory": (0.15, 0.1, 1), "link": (0.25, 0.1, 1),
+          "latency": (1.0, 0.1, 100), "slowdown": (0.2, 1, 2)}  # fmt: skip
 CUTS: tuple[dict[str, Any], ...] = (
     {"fsdp": 8, "recompute": "layer"},
     {"fsdp": 4, "tensor": 2, "recompute": "layer"},
@@ -84,11 +86,12 @@ CUTS: tuple[dict[str, Any], ...] = (
 def steps(seed):
     """Steps of a chip that is off the defaults, each off the model by a tenth."""
     random = np.random.default_rng(seed)
+    usual = constants_of(cluster("h100:8"), None)
     truth = {
-        name: float(np.clip(getattr(Constants(), name) * np.exp(spread * random.normal()), *bounds))
+        name: float(np.clip(getattr(usual, name) * np.exp(spread * random.normal()), *bounds))
         for name, (spread, *bounds) in SPREAD.items()
     }
-    constants = Constants(**truth)
+    constants = dataclasses.replace(usual, **truth)
     rows = []
     for cut in CUTS:
         sizes = {"batch": 16, "sequence_length": 2048}

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,8 +133,11 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         **_schedule(row),
     )
     config, where = _config(row["model"], strategy.tensor), _cluster(row)
-    if strategy.fsdp > 1 and not _is_cut(config, strategy):
+    square = held((((config.width, config.width), None),), strategy)
+    if strategy.fsdp > 1 and square.kept == square.used:
         raise ValueError(f"FSDP {strategy.fsdp} divides no dimension")
+    if strategy.shard_optimizer and strategy.data > 1 and square.moment == square.kept:
+        raise ValueError(f"ZeRO over {strategy.data} divides no dimension")
     sizes = {"batch": row["batch"], "sequence_length": row["sequence_length"]}
     found = predict(config, where, strategy, **sizes)
     return Published(number, row, found, published_seconds(row))
@@ -176,12 +180,6 @@ def _cluster(row: Mapping[str, Any]) -> Cluster:
     *near, last = where.chip.links
     links = (*near, dataclasses.replace(last, bytes_per_second=row["network"]))
     return dataclasses.replace(where, chip=dataclasses.replace(where.chip, links=links))
-
-
-def _is_cut(config: LoopedConfig, strategy: Strategy) -> bool:
-    square = (((config.width, config.width), None),)
-    found = held(square, strategy)
-    return found.kept < found.used
 
 
 @functools.cache
@@ -272,6 +270,14 @@ def by_group(rows: Sequence[Published]) -> dict[tuple[str, str], list[Published]
     return groups
 
 
+def peak_errors(rows: Sequence[Published]) -> list[float]:
+    """Relative errors of predicted memory, of those rows whose peak was published."""
+    known = [each for each in rows if "memory" in each.row]
+    return [
+        each.prediction.memory.total / (each.row["memory"]["gib"] * 2**30) - 1 for each in known
+    ]
+
+
 def grade_published(path: Path) -> str:
     """The scoreboard: every group with the constants that users get, and with constants to which
     it did not contribute; then what is not modelled."""
@@ -293,6 +299,10 @@ def grade_published(path: Path) -> str:
         "rank: Spearman's correlation of utilisation. Held out: constants fitted to the chip's "
         "other sources, or to other chips of its kind. Modelled; published figures are recorded",
     ]
+    for (source, chip), mine in by_group(rows).items():
+        if peaks := peak_errors(mine):
+            error = in_words(statistics.median(map(abs, peaks)), "share")
+            lines.append(f"memory: {len(peaks)} peaks of {source}, {chip}: median error {error}")
     for (source, chip, reason), count in refused.items():
         lines.append(f"not modelled: {count} of {source}, {chip}: {reason}")
     return "\n".join(lines)
