@@ -25,7 +25,7 @@ SECOND_TIER = (
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
     "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
     "TimelinePanel", "StalePanel", "AcceptancePanel", "ExpertPanel", "BalancePanel",
-    "DispatchPanel", "LayoutPanel", "PipelinePanel",
+    "DispatchPanel", "LayoutPanel", "PipelinePanel", "CutPanel", "ChunksPanel",
 )  # fmt: skip
 UNITS_ARE_WORDS = ("ReadingPanel", "MixerPanel")
 WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
@@ -39,7 +39,7 @@ WITH_SLIDERS = (
 SISTERS = {
     "MixerCostPanel", "LoopPanel", "LoopStatePanel", "RacePanel", "StepPanel", "SlicePanel",
     "ChipMemoryPanel", "FitsPanel", "DropPanel", "FitPanel", "CodesPanel", "StalePanel",
-    "BalancePanel", "DispatchPanel", "LayoutPanel",
+    "BalancePanel", "DispatchPanel", "LayoutPanel", "ChunksPanel",
 }  # fmt: skip
 MOVED = [
     *FIRST_TIER,

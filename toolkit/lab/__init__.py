@@ -20,6 +20,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `DispatchPanel`: bytes sent for a layer of experts, by way of dispatch
 * `LayoutPanel`: experts placed anew by their loads as a text moves on
 * `PipelinePanel`: a pipeline schedule that plays, with its memory, bubble, bound and messages
+* `CutPanel`: a network's loads and its tightest cut, with a cable slowed or cut
+* `ChunksPanel`: a collective chunk by chunk, along rings and along the best trees
 * `DropPanel`: sparse decoding of a long text: tokens read and missed, and the cost
 * `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it could have stopped
 * `CodesPanel`: hash bits and product-quantised codes against true scores
@@ -56,6 +58,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolkit.lab.attention.instrument import CostPanel, MemoryPanel
     from toolkit.lab.attention.reading_panel import ReadingPanel
+    from toolkit.lab.collectives.chunks_panel import ChunksPanel
+    from toolkit.lab.collectives.cut_panel import CutPanel
     from toolkit.lab.experts.balance_panel import BalancePanel
     from toolkit.lab.experts.dispatch_panel import DispatchPanel
     from toolkit.lab.experts.layout_panel import LayoutPanel
@@ -90,6 +94,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "toolkit.lab.attention.instrument": ("CostPanel", "MemoryPanel"),
     "toolkit.lab.attention.reading_panel": ("ReadingPanel",),
+    "toolkit.lab.collectives.chunks_panel": ("ChunksPanel",),
+    "toolkit.lab.collectives.cut_panel": ("CutPanel",),
     "toolkit.lab.experts.balance_panel": ("BalancePanel",),
     "toolkit.lab.experts.dispatch_panel": ("DispatchPanel",),
     "toolkit.lab.experts.layout_panel": ("LayoutPanel",),
@@ -132,8 +138,10 @@ __all__ = [
     "BalancePanel",
     "ChipMemoryPanel",
     "Choice",
+    "ChunksPanel",
     "CodesPanel",
     "CostPanel",
+    "CutPanel",
     "DecodePanel",
     "DispatchPanel",
     "DropPanel",
