@@ -27,6 +27,7 @@ from toolkit.schedules import (
     simulate,
     zero_bubble_h1,
 )
+from toolkit.schedules.collectives import named_topology, optimum, star, torus
 
 
 class Row(NamedTuple):
@@ -132,6 +133,17 @@ SHEETS = {
         Row("two all-to-all of C slots, width D, 2 bytes, n devices, sent per device",
             "2 * E * C * D * 2 * (n - 1) / n", {"E": 128, "C": 160, "D": 2048, "n": 8},
             lambda E, C, D, n: dispatched_bytes(E, C, D, n), "bytes"),
+    ],
+    "trees_and_cuts": [
+        Row("all-gather that a set of S of N ranks allows, with B GB/s out of it",
+            "N * B / S", {"N": 16, "B": 500, "S": 15},
+            lambda N, B, S: float(optimum(named_topology("h100:2x8")).rate), "GB/s"),
+        Row("all-reduce of M GB in a box of N around a switch, r GB/s each",
+            "2 * (N - 1) / N * M / r", {"N": 8, "M": 1, "r": 450},
+            lambda N, M, r: optimum(star(N, r), "all-reduce").seconds(M * 1e9), "seconds"),
+        Row("all-gather of a torus of d axes, N ranks, r GB/s per link and way",
+            "2 * d * r * N / (N - 1)", {"d": 2, "r": 45, "N": 16},
+            lambda d, r, N: float(optimum(torus(4, 4, rate=r)).rate), "GB/s"),
     ],
 }  # fmt: skip
 

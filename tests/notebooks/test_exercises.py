@@ -11,6 +11,7 @@ pytest.importorskip("ipywidgets")
 from toolkit.lab import (
     BalancePanel,
     ChipMemoryPanel,
+    CutPanel,
     DecodePanel,
     DropPanel,
     LoopPanel,
@@ -21,6 +22,7 @@ from toolkit.lab import (
     SpeedupPanel,
     StepPanel,
 )
+from toolkit.schedules.collectives import named_topology, optimum
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -177,3 +179,18 @@ def test_a_bias_that_levels_the_loads_soon(answer: dict, words: str, capsys) -> 
 def test_moves_that_hide_the_messages(answer: dict, words: str, capsys) -> None:
     hands = PipelinePanel(**({"times": 1.0, "delay": 0.5} | answer))
     assert words in said_by_check("pipelines", capsys, hands=hands)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"cable": 1}, "Right: cable 1, "),
+        ({"cable": 2}, "Not yet: cable 2, "),
+        ({"cable": 0}, "Choose a cable."),
+        ({"cable": 1, "speed": 0.75}, "half the speed, please"),
+    ],
+)
+def test_a_cable_that_may_be_slow(answer: dict, words: str, capsys) -> None:
+    boxes = CutPanel(**({"network": "a100:2x4", "speed": 0.5} | answer))
+    rooms = {"named_topology": named_topology, "optimum": optimum}
+    assert words in said_by_check("collectives", capsys, boxes=boxes, **rooms)

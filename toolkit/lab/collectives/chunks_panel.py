@@ -1,5 +1,6 @@
 """A collective that plays chunk by chunk: rings on the left, the best trees on the right."""
 
+import itertools
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -93,7 +94,7 @@ def chunks_scene(view: ChunksView) -> Scene:
         for now, moving in enumerate(run.messages):
             for root, path, adds in moving:
                 hop = 1e3 * (starts[now + 1] - starts[now]) / (len(path) - 1)
-                for at, (a, b) in enumerate(zip(path, path[1:], strict=False)):
+                for at, (a, b) in enumerate(itertools.pairwise(path)):
                     start = 1e3 * starts[now] + at * hop
                     messages.append(
                         Message(first + a, first + b, start, start + hop, str(root), int(adds))

@@ -19,8 +19,10 @@ LESSONS = (
     "skip_and_compress",
     "loops_rates_kernels",
     "who_goes_where",
+    "trees_and_cuts",
 )
 INSTRUMENTS = (
+    "collectives",
     "experts",
     "latent",
     "looped",

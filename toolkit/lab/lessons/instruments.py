@@ -52,6 +52,22 @@ def _share_held() -> Answer:
     )
 
 
+def _slow_cable() -> Answer:
+    from toolkit.lab.collectives.cut_panel import CutPanel
+
+    whole, slow = (
+        CutPanel(network="mesh:3x3", cable=3, speed=speed).view.rates for speed in (1.0, 0.5)
+    )
+    lost, rings = (100 * float(1 - slow[name] / whole[name]) for name in ("trees", "rings"))
+    return Answer(
+        lost,
+        f"{lost:.0f} per cent (modelled), from {float(whole['trees']):.4g} to "
+        f"{float(slow['trees']):.4g} GB/s: the rank in the corner has two cables, and all that the "
+        f"others have must come in over them. The rings lose {rings:.0f} per cent: theirs are so "
+        "slow already that this cable waits.",
+    )
+
+
 def _latents_kept() -> Answer:
     from toolkit.lab.latent.decode_panel import DecodePanel
 
@@ -246,6 +262,21 @@ OUTLINES = {
                 unit="forwards",
                 low=0,
                 high=1000,
+            ),
+        ),
+    ),
+    "collectives": Outline(
+        "Collectives",
+        (
+            Question(
+                "slow_cable",
+                "Nine ranks form a mesh of 3 x 3 whose cables carry 1 GB/s each way, and gather an "
+                "array whose parts they hold. One of the two cables at a corner falls to half its "
+                "rate. How much slower is the best schedule then, in per cent of its GB/s?",
+                _slow_cable,
+                unit="per cent",
+                low=0,
+                high=100,
             ),
         ),
     ),

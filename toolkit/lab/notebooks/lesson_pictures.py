@@ -98,6 +98,15 @@ def _routed(axes: Axes) -> None:
     axes.invert_yaxis()
 
 
+def _tree(axes: Axes) -> None:
+    places = [(0.0, 0.0), (-2.0, -1.0), (2.0, -1.0), (-3.0, -2.0), (-1.0, -2.0), (3.0, -2.0)]
+    for child, parent in enumerate((0, 0, 1, 1, 2), start=1):
+        is_cut = child == 2
+        look_of = {"color": ACCENT if is_cut else FAINT, "linewidth": 6 if is_cut else 3}
+        axes.plot(*zip(places[parent], places[child], strict=True), **look_of)
+    axes.plot(*zip(*places, strict=True), "o", color=BLUE, markersize=15)
+
+
 PICTURES: dict[str, Callable[[Axes], None]] = {
     "attention_cost": _cost,
     "honest_benchmark": _honest,
@@ -112,6 +121,7 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "skip_and_compress": _skipped,
     "loops_rates_kernels": _loops,
     "who_goes_where": _routed,
+    "trees_and_cuts": _tree,
 }
 
 

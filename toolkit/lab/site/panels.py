@@ -95,6 +95,14 @@ REPLAYED: dict[str, Replayed] = {
         },
         {"context_length": 32768},
     ),
+    "collectives-cut": Replayed(
+        "notebooks/collectives", 'CutPanel(network="torus:4x4"', "CutPanel",
+        {
+            "network": ("mesh:3x3", "torus:4x4"), "schedule": None, "cable": (2, 3, 5, 9),
+            "speed": (0.0, 0.25, 0.5, 1.0, 2.0),
+        },
+        {"network": "torus:4x4", "cable": 5, "speed": 0.25, "schedule": "rings"},
+    ),
     "experts-text": Replayed(
         "notebooks/experts", 'ExpertPanel(model="balanced"', "ExpertPanel",
         {"model": None, "layer": None, "capacity": (1.0, 1.25, 1.5, 2.0, 4.0), "devices": (1, 4)},
@@ -228,6 +236,10 @@ REPLAYED: dict[str, Replayed] = {
 }  # fmt: skip
 
 ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("notebooks/collectives", 'Lesson("collectives").predict('): (
+        "collectives-cut",
+        {"network": "mesh 3 x 3", "schedule": "the best trees", "cable": "3", "speed": "0.5"},
+    ),
     ("notebooks/experts", 'Lesson("experts").predict('): (
         "experts-text", {"model": "without a balance loss", "devices": "1"},
     ),
