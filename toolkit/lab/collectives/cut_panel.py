@@ -29,7 +29,8 @@ class NodesPlot(Plot):
         super().__init__(axes, title=title, grid="")
         axes.set(xlim=(-0.17, 1.17), ylim=(-0.17, 1.17), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        self.links = axes.add_collection(LineCollection([], colors=FAINT, linewidths=1, zorder=1))
+        self.links = LineCollection([], colors=FAINT, linewidths=1, zorder=1)
+        axes.add_collection(self.links)
         dots: dict[str, Any] = {"markersize": 15, "markeredgewidth": 1.3, "markeredgecolor": INK}
         dots |= {"linestyle": "none", "zorder": 3}
         self.outside, self.inside, self.switches = (

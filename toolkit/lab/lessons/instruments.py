@@ -55,9 +55,10 @@ def _share_held() -> Answer:
 def _slow_cable() -> Answer:
     from toolkit.lab.collectives.cut_panel import CutPanel
 
-    whole, slow = (
-        CutPanel(network="mesh:3x3", cable=3, speed=speed).view.rates for speed in (1.0, 0.5)
-    )
+    views: list[Any] = [
+        CutPanel(network="mesh:3x3", cable=3, speed=speed).view for speed in (1.0, 0.5)
+    ]
+    whole, slow = (view.rates for view in views)
     lost, rings = (100 * float(1 - slow[name] / whole[name]) for name in ("trees", "rings"))
     return Answer(
         lost,
