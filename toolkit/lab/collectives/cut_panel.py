@@ -79,7 +79,7 @@ class CutPlot(NodesPlot):
     def show(self, view: CutView) -> None:
         most = max(view.moved.values())
         self.links.set_segments([self.line_of(view.drawing, link) for link in view.moved])
-        self.links.set_linewidths([0.5 + 5 * moved / most for moved in view.moved.values()])
+        self.links.set(linewidths=[0.5 + 5 * moved / most for moved in view.moved.values()])
         self.links.set_color([ACCENT if link in view.crossing else BLUE for link in view.moved])
         cable = view.drawing.cables[view.cable - 1] if view.cable else None
         self.chosen.set_data(*(view.drawing.path(*cable).T if cable else ([], [])))
