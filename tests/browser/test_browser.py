@@ -399,3 +399,36 @@ def test_the_index_shows_pictures_and_opens_notebooks(open_notebook: Callable[[s
         "() => jupyterapp.shell.currentWidget.context?.path === 'tutorials/07_pipeline.ipynb'"
     )
     page.close()
+
+
+@pytest.mark.nightly
+def test_a_task_is_dragged_and_a_refusal_says_why(open_notebook: Callable[..., Any]) -> None:
+    errors: list[str] = []
+    page = open_notebook("pipelines", errors)
+    panel = page.locator(".toolkit-panel", has=page.locator("canvas")).nth(1)
+    panel.scroll_into_view_if_needed()
+    canvas, words = panel.locator("canvas"), panel.locator(".words-moves input")
+    box = canvas.bounding_box()
+    wide = (box["width"] - 84 - 14) / 41  # a forward; the schedule ends at 41
+    y = box["y"] + max(86, 0.12 * box["width"]) + 13
+    page.mouse.move(box["x"] + 84 + 0.5 * wide, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 84 + 1.8 * wide, y, steps=6)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    panel.screenshot(path=SCREENSHOTS / "pipelines-dragged.png")
+    page.mouse.up()
+    page.wait_for_function("box => box.value === 'F0@0 to 1'", arg=words.element_handle())
+    page.wait_for_function(KERNEL_IS_IDLE)
+    assert panel.locator(".panel-error").inner_text().strip() == ""
+    words.fill("B0@0 to 0")
+    words.press("Enter")
+    error = panel.locator(".panel-error").element_handle()
+    page.wait_for_function(TEXT_CONTAINS, arg=[error, "it needs F0@0"])
+    canvas.press("Home")
+    panel.locator(".scene-play").click()
+    page.wait_for_timeout(2000)
+    panel.locator(".scene-play").click()
+    panel.screenshot(path=SCREENSHOTS / "pipelines-refused.png")
+    assert_no_errors(page)
+    assert not [said for said in errors if not said.startswith("Failed to load resource")]
+    page.close()

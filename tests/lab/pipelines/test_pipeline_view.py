@@ -110,6 +110,7 @@ def test_a_dragged_task_moves_and_a_refused_one_leaves_the_picture():
     assert panel.moves == "B0@0 to 3"
     assert not panel.error
     assert repr(tasks[3]) == "B0@0"
+    assert panel.player.selected == 3
     before = panel.png
     panel.player._handle_custom_msg({"bar": 3, "place": 0}, [])
     assert "it needs F0@0" in panel.error

@@ -52,11 +52,14 @@ class Player(anywidget.AnyWidget):
             self.show(scene)
 
     def show(self, scene: Scene) -> None:
-        """Play this from now on; time stays where it is if the scene is as long."""
-        self._scene = scene
-        if self.scene.get("end") != scene.end:
+        """Play this from now on; time stays where it is if the scene is as long, and the selection
+        if it has the same bars."""
+        self._scene, shown, before = scene, scene.as_json(), self.scene
+        if before.get("end") != scene.end:
             self.time = AT_THE_END
-        self.scene = scene.as_json()
+        if before.get("bars", {}).get("label") != shown["bars"]["label"]:
+            self.selected = -1
+        self.scene = shown
 
     def on_move(self, act: Callable[[int, int], Any]) -> None:
         """Call `act(bar, place)` when a bar is dragged: its new place among its lane's bars."""

@@ -170,6 +170,10 @@ class PipelinePanel(PlayedPanel):
         words = place_in_words(view.timeline.schedule, bar, place)
         before = "" if self.moves == NONE else f"{self.moves}; "
         self.attempt(self.change, moves=before + words)
+        if not self.error:  # the selection goes with the task
+            orders = view.timeline.schedule.orders
+            starts = [sum(map(len, orders[:device])) for device in range(len(orders))]
+            self.player.selected = max(start for start in starts if start <= bar) + place
 
     def pieces(self) -> Iterator[Progress]:
         """Compile the schedule, without moves, in a process of its own."""
