@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -72,11 +72,13 @@ def plan(
     imbalance: float = 1.0,
     capacity: float = 1.25,
     decode: int | None = None,
+    save: Path | None = None,
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
 
     Args:
-        model: the name of a model, such as llama-3-8b, lt2-hybrid-1.3b or deepseek-v3.
+        model: the name of a model, such as llama-3-8b, lt2-hybrid-1.3b or deepseek-v3; or the
+            folder of a run, for its model.
         chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; "here" measures the local
             devices.
         memory: GiB per chip (none: all it has).
@@ -103,6 +105,8 @@ def plan(
         capacity: most tokens per expert of a mixture, relative to an even load.
         decode: instead plan the decoding of `batch` rows with so many tokens in their cache, of a
             mixture of experts or of latent attention.
+        save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
+            --plan`.
     """
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
@@ -145,16 +149,25 @@ def plan(
         where = planning.cluster(where, named_topology(topology), collectives)
     if imbalance != 1:
         constants = dataclasses.replace(constants_of(where, constants), imbalance=imbalance)
+    config: Any = model
+    if (Path(model) / "run.json").is_file():
+        from toolkit.language.cores import read_run
+        from toolkit.looped import LoopedConfig
+
+        config = LoopedConfig(**read_run(Path(model))["configuration"]["model"])
     found = planning.plan(
-        model, where, batch=batch, sequence_length=sequence_length,
+        config, where, batch=batch, sequence_length=sequence_length,
         memory=None if memory is None else memory * 2**30, constants=constants, capacity=capacity,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
+    if save is not None:
+        planning.save_plan(found.best, save)
+        print(f"The plan is written. Run it with:  toolkit train RUN --plan {save}")
     if links is not None:
         print(placed_in_words(found, links))
     if lengths:
         limit = {"memory": found.best.limit, "constants": constants}
-        print(planning.plan_sequences(model, compile or chips, lengths, **limit))
+        print(planning.plan_sequences(config, compile or chips, lengths, **limit))
     if compile is not None:
         print(grading.compile_plan(found))
 
@@ -170,6 +183,7 @@ def explain(
     sequence_length: int = 64,
     blame: bool = False,
     picture: Path | None = None,
+    plan: Path | None = None,
 ) -> None:
     """Compile one training step under a layout and explain its communication.
 
@@ -184,7 +198,17 @@ def explain(
         sequence_length: bytes per sequence.
         blame: name changes of the layout that remove a collective, each tried by compiling again.
         picture: also draw it to this PNG file.
+        plan: instead explain the program of this plan, written by `toolkit plan --save`, on as many
+            simulated devices as it takes.
     """
+    if plan is not None:
+        from toolkit.parallel import simulate_devices
+        from toolkit.planning import load_plan
+
+        saved = load_plan(plan)
+        simulate_devices(saved.strategy.chips)
+        print(saved.explained())
+        return
     from toolkit.lab.sharding.explained_step import explain_step
     from toolkit.looped import LoopedConfig
     from toolkit.parallel import Blame

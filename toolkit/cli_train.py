@@ -27,6 +27,8 @@ class Start:
             library's source.
         tokenizer: the tokenizer.json of a token array; by default the one that
             `toolkit.language.write_tokens` wrote beside the array.
+        plan: run this plan, written by `toolkit plan --save`, as it is: its model, batch, layout
+            and pipeline.
         sliding_window: bytes a "window" layer sees.
         attention_output_gate: gate the outputs of the heads of "full" and "window" layers.
         simulated_devices: number of simulated CPU devices, to try a layout out.
@@ -47,6 +49,7 @@ class Start:
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
     corpus: Literal["prose", "code"] = "prose"
     tokenizer: Path | None = None
+    plan: Path | None = None
     sliding_window: int | None = None
     attention_output_gate: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     simulated_devices: int = 1
@@ -68,6 +71,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
     from toolkit.cli_options import as_toml, model_of, settings_of
 
     values = _values(directory, start, given)
+    planned = None if start.plan is None else _planned(start.plan, values, given)
     settings = settings_of(values)
     cores = values.get("cores", start.cores)
     shared = _devices(directory, start, settings, cores)
@@ -78,7 +82,9 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
     from toolkit.training.profile import parsed_steps
 
     table, published = values.get("looped", {}), settings.get("init_from")
-    if published is None:
+    if planned is not None:
+        config = planned.config
+    elif published is None:
         config = model_of(table, values.get("preset"))
     else:
         if own := [name for name in table if name not in ("dtype", "remat")]:
@@ -100,6 +106,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
         tokenizer=None if start.tokenizer is None else load_tokenizer(start.tokenizer),
         extend=start.extend is not None,
         profile=parsed_steps(start.profile),
+        form=None if planned is None else planned.form(),
     )
     if result.stopped_by is not None:
         sys.exit(130)  # what was saved, and how to go on, has been said
@@ -168,6 +175,24 @@ def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, A
     return values
 
 
+def _planned(path: Path, values: dict[str, Any], given: dict[str, Any]) -> Any:
+    """The plan in a file, whose batch and lengths become those of the run."""
+    from toolkit.cli_options import MODEL_FLAGS
+    from toolkit.planning import load_plan
+
+    saved = load_plan(path)
+    named = given | {name: values[name] for name in ("preset", "init_from") if name in values}
+    for name in (*MODEL_FLAGS, "preset", "init_from"):
+        if name in named:
+            raise ValueError(f"{name}: got {named[name]!r} with --plan, which has its own model")
+    for name in ("batch", "sequence_length"):
+        wanted = getattr(saved, name)
+        if values.get(name, wanted) != wanted:
+            raise ValueError(f"{name}: got {values[name]}, and the plan is for {wanted}")
+        values[name] = wanted
+    return saved
+
+
 def _stored(directory: Path) -> dict[str, Any]:
     """The options of the run in a folder."""
     from toolkit.language.cores import read_run
@@ -194,7 +219,7 @@ def _devices(directory: Path, start: Start, settings: dict[str, Any], cores: Any
     if join_processes(start.processes) > 1:
         enable_compilation_cache(directory / "programs")  # which all hosts see
         return 1
-    if start.simulated_devices != 1 or settings.get("layout", "single") != "single":
+    if start.plan or start.simulated_devices != 1 or settings.get("layout", "single") != "single":
         return 1
     batch = settings.get("batch", 16)
     return use_cores(run_cores(directory, batch) if cores is None else cores)

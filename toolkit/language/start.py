@@ -11,7 +11,8 @@ from toolkit.language.run import TrainingRun
 from toolkit.language.tokens import write_tokens
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.feed_forward import ChoiceBias
-from toolkit.training import Corpus, load_corpus, load_tokens
+from toolkit.parallel import Layout
+from toolkit.training import Corpus, ProgramForm, load_corpus, load_tokens
 from toolkit.training.data import BYTE_VOCABULARY
 
 TOKENS = "tokens.npy"
@@ -36,6 +37,28 @@ def parts_of(model: LoopedLM) -> tuple[nnx.GraphDef, nnx.State, nnx.State | None
     moves."""
     graph, bias, params = nnx.split(model, ChoiceBias, ...)
     return graph, params, bias if jax.tree.leaves(bias) else None
+
+
+def planned_parameters(run: TrainingRun, form: ProgramForm) -> tuple[Any, Any, None, Layout]:
+    """The first parameters as the program of a plan has them, and its layout."""
+    wanted: dict[str, Any] = {
+        "layout": "single", "loss_chunks": 1, "block_chunks": 1, "accumulate": 1,
+        "device_batch": None, "bias_rate": 0.0, "router_z": 0.0,
+    }  # fmt: skip
+    if "moe" in run.config.feed_forward_words:
+        wanted["balance"] = 0.0
+    for name, value in wanted.items():
+        if getattr(run, name) != value:
+            raise ValueError(
+                f"{name}: got {getattr(run, name)!r} with a plan, which says how the model is run; "
+                f"wanted {value!r}"
+            )
+    if run.learning_rate == "search":
+        raise ValueError("learning_rate: got 'search' with a plan; wanted a number")
+    graph, params, bias = parts_of(first_model(run))
+    if bias is not None:
+        raise ValueError("config: got moe.choice_bias with a plan, which has no step for it")
+    return graph, form.layout.apply(jax.jit(form.pack)(params)), None, form.layout
 
 
 def text_corpus(text: str | tuple[str, ...]) -> Corpus:

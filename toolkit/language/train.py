@@ -23,7 +23,13 @@ from toolkit.language.cores import read_run
 from toolkit.language.losses import loss_and_bias, loss_of_parts, loss_of_recursion
 from toolkit.language.run import TrainedModel, TrainingRun, bits_per_byte
 from toolkit.language.settings import HOW_IT_RUNS
-from toolkit.language.start import first_model, parts_of, published_corpus, text_corpus
+from toolkit.language.start import (
+    first_model,
+    parts_of,
+    planned_parameters,
+    published_corpus,
+    text_corpus,
+)
 from toolkit.language.tokens import (
     TOKENIZER,
     bytes_per_token,
@@ -39,6 +45,7 @@ from toolkit.parallel import layout as layout_of
 from toolkit.training import (
     Corpus,
     FitOptions,
+    ProgramForm,
     TrainState,
     evaluation_batches,
     evaluation_params,
@@ -65,6 +72,7 @@ def train_language_model(
     callback: Callable[[dict[str, Any]], None] | None = None,
     is_progress_shown: bool = True,
     profile: tuple[int, int] | None = None,
+    form: ProgramForm | None = None,
 ) -> TrainedModel:
     """Train the run in a folder, or resume it.
 
@@ -81,6 +89,8 @@ def train_language_model(
         is_progress_shown: whether to draw the progress bar.
         profile: (first, last): trace the updates after step `first` up to step `last`, into the
             folder `profile` of the run's.
+        form: a plan's program to train by, such as `toolkit.planning.load_plan("plan.json").form()`
+            returns; its layout takes the place of the run's.
 
     Returns:
         The trained model and its history.
@@ -129,10 +139,14 @@ def train_language_model(
     per_token = 1.0 if is_text else None
     if tokenizer is not None:
         per_token = bytes_per_token(tokenizer, np.asarray(evaluation[1]))
-    graph, params, bias, layout = _placed_parameters(run)
-    optimizer = run.make_optimizer()
+    if form is None:
+        graph, params, bias, layout = _placed_parameters(run)
+    else:
+        graph, params, bias, layout = planned_parameters(run, form)
+    optimizer = run.make_optimizer(form)
     state = TrainState.create(params, optimizer, bias)
-    state = layout.apply(state) if layout else state  # moments may have another sharding
+    if layout is not None:  # moments may have another sharding
+        state = layout.apply(state) if form is None else form.placed(state)
     has_experts = "moe" in run.config.feed_forward_words
     parts: dict[str, Any] = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
     evaluated = loss = partial(loss_of_parts, graph, **parts)
@@ -143,6 +157,8 @@ def train_language_model(
         loss = partial(loss_of_parts, graph, **parts)
     if bias is not None:
         loss = partial(loss_and_bias, graph, bias_rate=run.bias_rate, **parts)
+    if form is not None:
+        loss = evaluated = form.loss
     loss, evaluated = (layout.bind(f) if layout else f for f in (loss, evaluated))
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
@@ -190,8 +206,10 @@ def train_language_model(
         result = search_rate(loss, optimizer, state, data, options, **how, **kept)
     else:
         step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, accumulate=passes, **how)
-        result = fit(state, step, data, options, former=shorter, **kept)
+        result = fit(state, step, data, options, former=shorter, form=form, **kept)
     params, bias = evaluation_params(result.state), result.state.model_state
+    if form is not None:
+        params = jax.jit(form.unpack)(params)
     if run.layout == "single" and run.cores > 1:
         # Uncommitted, so that generation may use one core or all of them.
         params, bias = jax.tree.map(jnp.asarray, jax.device_get((params, bias)))

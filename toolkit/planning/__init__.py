@@ -45,6 +45,8 @@ Run and check (`grade/program.py`):
 
 * `train_program`: the step itself, as a `Program` that `training` runs and compilers grade
 * `Program`: loss, layout and shapes of arguments
+* `save_plan`, `load_plan`: a strategy with its model and batch as a file, as a `SavedPlan`
+* `SavedPlan`: what `toolkit train --plan` and `toolkit explain --plan` run as it is
 """
 
 from toolkit.planning.clusters import Cluster, cluster
@@ -56,6 +58,7 @@ from toolkit.planning.memory.categories import Memory
 from toolkit.planning.models import MODELS
 from toolkit.planning.networks import AxisPlacement, place_axes
 from toolkit.planning.predict import Prediction, predict
+from toolkit.planning.saved import SavedPlan, load_plan, save_plan
 from toolkit.planning.search.layers import Assignment, assign_layers, decision_trees
 from toolkit.planning.search.plan import Plan, plan
 from toolkit.planning.search.what_fits import what_fits
@@ -80,6 +83,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "Program",
+    "SavedPlan",
     "SequencePlan",
     "Span",
     "Strategy",
@@ -92,6 +96,7 @@ __all__ = [
     "cut_evenly",
     "decision_trees",
     "decode_cost",
+    "load_plan",
     "overlapped_seconds",
     "pipeline_seconds",
     "place_axes",
@@ -100,6 +105,7 @@ __all__ = [
     "plan_decode",
     "plan_sequences",
     "predict",
+    "save_plan",
     "timeline",
     "train_program",
     "what_fits",

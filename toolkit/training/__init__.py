@@ -30,6 +30,7 @@ The learning rate
 * `search_rate`: training that searches its learning rate; returns a `RateSearch`
 
 The loop
+* `ProgramForm`: a program with parameters in a form of its own, for `fit`
 * `fit`: train, log, evaluate, checkpoint, stop, resume; takes `FitOptions`, returns a `FitResult`
 * `DivergedError`: the loss or the gradient is not finite
 * `MetricsLog`, `read_metrics`: JSON lines that agree with the checkpoint
@@ -49,6 +50,7 @@ from toolkit.training.data import (
     load_tokens,
     sample_batch,
 )
+from toolkit.training.forms import ProgramForm
 from toolkit.training.host_batches import HostBatches, record_batches, token_batches
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
@@ -74,6 +76,7 @@ __all__ = [
     "HostBatches",
     "MetricsLog",
     "OptimizerKind",
+    "ProgramForm",
     "RateSearch",
     "Recipe",
     "TrainState",

@@ -24,6 +24,7 @@ from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import TrainState
 from toolkit.training.averages import evaluation_params
 from toolkit.training.checkpoint import Checkpoints
+from toolkit.training.forms import ProgramForm
 from toolkit.training.host_batches import HostBatches
 from toolkit.training.metrics import MetricsLog
 from toolkit.training.profile import StepTrace
@@ -113,6 +114,7 @@ def fit(
     evaluate: Callable[..., float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    form: ProgramForm | None = None,
 ) -> FitResult:
     """Train until `total_steps`, from the newest checkpoint in `directory` if there is one.
 
@@ -136,6 +138,7 @@ def fit(
             "evaluation_loss". The params are those of `evaluation_params`.
         stop: called after every call of the train step; True saves and returns.
         callback: called with every metrics row, for live plots.
+        form: of the state, if checkpoints are to hold another: see `ProgramForm`.
 
     Raises:
         CheckpointError: when the directory belongs to another run, cannot be written or has no
@@ -160,8 +163,10 @@ def fit(
     run = {"configuration": configuration or {}}
     with ExitStack() as stack:
         also = [{"configuration": shorter} for shorter in former]
-        checkpoints, restored = restore(stack, directory, options, state, run, also)
-        state = state if restored is None else restored[0]
+        saved = state if form is None or directory is None else form.saved(state)
+        checkpoints, restored = restore(stack, directory, options, saved, run, also)
+        if restored is not None:
+            state = restored[0] if form is None else form.restored(restored[0], state)
         step = int(state.step)
         if checkpoints is not None and step < options.total_steps:
             checkpoints.require_free_space(state)  # before minutes of training are lost
@@ -197,7 +202,7 @@ def fit(
                 )
             is_due = is_last or stopped_by is not None or step % options.checkpoint_every == 0
             if checkpoints is not None and (is_due or is_late):
-                checkpoints.save(step, state, run)
+                checkpoints.save(step, state if form is None else form.saved(state), run)
                 saved_at = time.monotonic()
     say_if_stopped(stopped_by, f"step {step} of {options.total_steps}", directory)
     return FitResult(state, log.rows, stopped_by)

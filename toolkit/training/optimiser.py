@@ -23,6 +23,7 @@ class OptimizerKind:
         source: where the method was proposed.
         last: makes what is applied after weight decay, or None.
         is_averaging: whether schedule-free averages of the weights stand in for a first moment.
+        reads_matrices: whether a number's update depends on the shape of its array.
 
     Example:
         >>> OPTIMIZERS["lion"].b2
@@ -35,6 +36,7 @@ class OptimizerKind:
     source: str
     last: Callable[[], optax.GradientTransformation] | None = None
     is_averaging: bool = False
+    reads_matrices: bool = False
 
 
 @checked
@@ -175,13 +177,18 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "lion": OptimizerKind(
         lambda b1, b2, eps: optax.scale_by_lion(b1=b1, b2=b2), 0.9, 0.99, "arXiv:2302.06675"
     ),
-    "muon": OptimizerKind(_muon, 0.9, 0.95, "kellerjordan.github.io/posts/muon, arXiv:2502.16982"),
-    "lamb": OptimizerKind(_adam, 0.9, 0.999, "arXiv:1904.00962", optax.scale_by_trust_ratio),
+    "muon": OptimizerKind(
+        _muon, 0.9, 0.95, "kellerjordan.github.io/posts/muon, arXiv:2502.16982",
+        reads_matrices=True,
+    ),
+    "lamb": OptimizerKind(
+        _adam, 0.9, 0.999, "arXiv:1904.00962", optax.scale_by_trust_ratio, reads_matrices=True
+    ),
     "adafactor": OptimizerKind(
         lambda b1, b2, eps: optax.chain(
             optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)
         ),
-        0.0, 0.0, "arXiv:1804.04235",
+        0.0, 0.0, "arXiv:1804.04235", reads_matrices=True,
     ),
     "sgd": OptimizerKind(
         lambda b1, b2, eps: optax.trace(decay=b1, nesterov=True), 0.9, 0.0, "Nesterov, 1983"

@@ -18,6 +18,7 @@ from toolkit._checks import check_fields, checked
 from toolkit.parallel.loss_scaling import with_loss_scale
 from toolkit.parallel.updates import Batch, Params, TrainState
 from toolkit.training.averages import with_average
+from toolkit.training.forms import ProgramForm
 from toolkit.training.optimiser import OPTIMIZERS, assembled, decay_mask
 from toolkit.training.step import TrainStep, make_train_step
 
@@ -158,8 +159,16 @@ class Recipe:
         }[self.schedule_name]()
         return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise])
 
-    def make_optimizer(self) -> optax.GradientTransformation:
-        """The optax transformation of these options."""
+    def make_optimizer(self, form: ProgramForm | None = None) -> optax.GradientTransformation:
+        """The optax transformation of these options, for parameters in the form of a program."""
+        mask = partial(decay_mask, spared=self.no_decay)
+        if form is not None:
+            if OPTIMIZERS[self.optimizer].reads_matrices:
+                raise ValueError(
+                    f"optimizer: got {self.optimizer!r}, which reads whole matrices, and a plan "
+                    "stacks and cuts them; wanted one that goes number by number, such as 'adamw'"
+                )
+            mask = partial(form.mask, mask)
         kind = OPTIMIZERS[self.optimizer]
         optimizer = assembled(
             kind,
@@ -168,7 +177,7 @@ class Recipe:
             b2=kind.b2 if self.b2 is None else self.b2,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            mask=partial(decay_mask, spared=self.no_decay),
+            mask=mask,
             clip_norm=self.clip_norm or None,
         )
         if self.ema:

@@ -1,0 +1,66 @@
+"""Plans as files, trained as they are: one run under three plans, its checkpoints shared."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from toolkit.language import TrainingRun, train_language_model
+from toolkit.looped import LoopedConfig
+from toolkit.planning import SavedPlan, Strategy, load_plan, predict, save_plan
+
+ROUNDING = 1e-5  # float32 losses, summed in another order
+CONFIG = LoopedConfig.tiny(
+    "full full full", loops=1, width=32, heads=4, feed_forward=32, tied_embedding=False
+)
+SIZES = {"batch": 8, "sequence_length": 16}
+RUN = TrainingRun(CONFIG, steps=30, learning_rate=3e-3, **SIZES)
+PIPED = Strategy(pipeline=2, fsdp=2, data=2, microbatches=2, schedule="zb-h1", shard_optimizer=True)
+
+
+def saved(strategy, folder):
+    save_plan(predict(CONFIG, "h100:8", strategy, **SIZES), folder / "plan.json")
+    return load_plan(folder / "plan.json")
+
+
+def test_a_plan_is_written_and_read(tmp_path):
+    found = saved(PIPED, tmp_path)
+    assert found == SavedPlan(CONFIG, PIPED, chips="h100:8", **SIZES)
+    facts = json.loads((tmp_path / "plan.json").read_text())
+    assert facts["modelled"]["step_seconds"] == found.prediction.step_seconds
+    (tmp_path / "plan.json").write_text(json.dumps(facts | {"batch": 4}))
+    with pytest.raises(ValueError, match=r"checksum|edited|damaged"):
+        load_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_path):
+    """Under a pipeline, then under FSDP and tensors, then without a plan."""
+    wanted = train_language_model(RUN, tmp_path / "whole", is_progress_shown=False)
+    for strategy in (PIPED, Strategy(fsdp=4, tensor=2, recompute="layer"), None):
+        form = None if strategy is None else saved(strategy, tmp_path).form()
+        stop = lambda: True  # noqa: E731
+        how = {"form": form, "stop": stop, "is_progress_shown": False}
+        found = train_language_model(RUN, tmp_path / "parts", **how)
+    assert found.step == RUN.steps
+    for name in ("loss", "evaluation_loss"):
+        pairs = zip(found.history, wanted.history, strict=True)
+        assert all(abs(a[name] - b[name]) < ROUNDING * b[name] for a, b in pairs)
+    assert wanted.history[-1]["loss"] < wanted.history[0]["loss"] - 0.1  # something was learnt
+
+
+def test_what_cannot_run_here_is_refused_in_one_line(tmp_path):
+    found = saved(PIPED, tmp_path)
+    with pytest.raises(ValueError, match=r"plan: it takes 8 devices .*, and there are 4$"):
+        found.program(jax.devices()[:4])
+    form = found.form()
+    for change, words in (
+        ({"layout": "zero3"}, "layout: got 'zero3' with a plan"),
+        ({"accumulate": 2}, "accumulate: got 2 with a plan"),
+        ({"optimizer": "muon"}, "optimizer: got 'muon', which reads whole matrices"),
+    ):
+        run = dataclasses.replace(RUN, **change)
+        with pytest.raises(ValueError, match=words) as refused:
+            train_language_model(run, tmp_path / "run", form=form, is_progress_shown=False)
+        assert "\n" not in str(refused.value)

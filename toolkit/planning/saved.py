@@ -1,0 +1,158 @@
+"""Plans as files: what `toolkit plan --save` writes and `toolkit train --plan` runs as it is."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from toolkit._checks import checked
+from toolkit._files import read_sealed_json, sealed_json, write_whole
+from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.measure.tables import text_table
+from toolkit.planning.clusters import cluster
+from toolkit.planning.grade.forms import packed, unpacked
+from toolkit.planning.grade.program import Program, train_program
+from toolkit.planning.grade.sent import sent_by_device
+from toolkit.planning.memory.placing import optimizer_specs
+from toolkit.planning.predict import Prediction, predict
+from toolkit.planning.strategy import Strategy
+from toolkit.training import ProgramForm
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPlan:
+    """A strategy for a model and a batch.
+
+    Attributes:
+        config: the model.
+        strategy: layout, pipeline schedule, recomputation, microbatches, stages and chunks.
+        batch: sequences per step.
+        sequence_length: tokens per sequence.
+        chips: for which it was made; any devices of the same number run it.
+
+    Example:
+        >>> from toolkit.looped import LoopedConfig
+        >>> config = LoopedConfig.tiny("full", width=64, residual_gate=False)
+        >>> saved = SavedPlan(config, Strategy(), batch=1, sequence_length=8, chips="h100:1")
+        >>> saved.program().layout.mesh.size
+        1
+    """
+
+    config: LoopedConfig
+    strategy: Strategy
+    batch: int
+    sequence_length: int
+    chips: str
+
+    @property
+    def prediction(self) -> Prediction:
+        """Time and memory on the chips for which it was made."""
+        sizes = {"batch": self.batch, "sequence_length": self.sequence_length}
+        return predict(self.config, self.chips, self.strategy, **sizes)
+
+    def program(self, devices: Sequence[Any] | None = None) -> Program:
+        """The train step on these devices; None: all that are here.
+
+        ValueError unless there are as many as the plan takes.
+        """
+        there = list(jax.devices() if devices is None else devices)
+        if len(there) != self.strategy.chips:
+            raise ValueError(
+                f"plan: it takes {self.strategy.chips} devices ({self.strategy}), and there are "
+                f"{len(there)}"
+            )
+        sizes = {"batch": self.batch, "sequence_length": self.sequence_length}
+        return train_program(self.config, self.strategy, **sizes, devices=there)
+
+    def form(self, devices: Sequence[Any] | None = None) -> ProgramForm:
+        """The program as `toolkit.language.train_language_model` takes it."""
+        program, config, strategy = self.program(devices), self.config, self.strategy
+        model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+        like = nnx.state(model, nnx.Param)
+        specs = jax.tree.map(lambda leaf: leaf.sharding.spec, program.arguments[0])
+        return ProgramForm(
+            loss=program.loss,
+            layout=program.layout,
+            pack=lambda params: packed(config, strategy, params),
+            unpack=lambda found: unpacked(config, strategy, found, like),
+            is_model=lambda tree: isinstance(tree, nnx.State),
+            is_program=lambda tree: isinstance(tree, dict) and "blocks" in tree,
+            specs_of=lambda state: optimizer_specs(strategy, state, program.params, specs),
+        )
+
+    def explained(self, devices: Sequence[Any] | None = None) -> str:
+        """Bytes sent by the compiled program beside those predicted, for each device of the
+        pipeline."""
+        compiled = self.program(devices).compile()
+        found = sent_by_device(compiled, self.config, self.strategy)
+        rows = [("pipeline device", "collective", "compiled: bytes sent", "predicted")]
+        for device, sent in enumerate(found):
+            one = self.strategy.pipeline == 1
+            each = self.prediction.transfers if one else self.prediction.transfers_of(device)
+            for kind in sorted({*sent, *(transfer.kind for transfer in each)}):
+                total = sum(transfer.total for transfer in each if transfer.kind == kind)
+                rows.append((str(device), kind, f"{sent.get(kind, 0):,.0f}", f"{total:,.0f}"))
+        return (
+            f"{self.strategy}; {self.batch} sequences of {self.sequence_length} tokens\n"
+            f"{text_table(rows, '<<>>')}\n"
+            "Sums of small vectors and of the head's scalars are not predicted."
+        )
+
+
+@checked
+def save_plan(found: Prediction, path: Path | str) -> None:
+    """Write a plan to a file.
+
+    Args:
+        found: a prediction, such as `plan(...).best`.
+        path: the file, JSON.
+
+    Example:
+        >>> save_plan(predict("llama-3.2-1b", "h100:8", Strategy(fsdp=8), batch=8), "plan.json")
+        >>> load_plan("plan.json").strategy.fsdp
+        8
+    """
+    facts = {
+        "toolkit plan": VERSION,
+        "chips": found.cluster.name,
+        "batch": found.batch,
+        "sequence_length": found.sequence_length,
+        "strategy": dataclasses.asdict(found.strategy),
+        "modelled": {
+            "step_seconds": found.step_seconds,
+            "bytes_per_chip": found.memory.total,
+        },
+        "model": dataclasses.asdict(found.config),
+    }
+    write_whole(path, sealed_json(facts, indent=1))
+
+
+@checked
+def load_plan(path: Path | str) -> SavedPlan:
+    """Read a plan that `save_plan` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: it is damaged, was edited, or is of another version.
+
+    Example:
+        >>> save_plan(predict("llama-3.2-1b", "h100:8", Strategy(fsdp=8), batch=8), "plan.json")
+        >>> load_plan("plan.json").batch
+        8
+    """
+    facts = read_sealed_json(Path(path).read_bytes(), str(path))
+    try:
+        if facts["toolkit plan"] != VERSION:
+            raise ValueError(f"it is of version {facts['toolkit plan']}, wanted {VERSION}")
+        config, strategy = LoopedConfig(**facts["model"]), Strategy(**facts["strategy"])
+        sizes = facts["batch"], facts["sequence_length"], cluster(facts["chips"]).name
+        return SavedPlan(config, strategy, *sizes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"plan: {str(path)!r} is no plan of this version ({error})") from error
