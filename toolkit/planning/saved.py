@@ -100,7 +100,7 @@ class SavedPlan:
         return (
             f"{self.strategy}; {self.batch} sequences of {self.sequence_length} tokens\n"
             f"{text_table(rows, '<<>>')}\n"
-            "Sums of small vectors and of the head's scalars are not predicted."
+            "Sums of small arrays, which no chip cuts, and of the head's scalars are not predicted."
         )
 
 
