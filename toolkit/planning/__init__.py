@@ -26,6 +26,9 @@ Plan (`search/`, `time/pipelines.py`, `uneven/`):
 * `cut_evenly`: layers to stages so that the heaviest is lightest
 * `balance_stages`: the same within the memory of each stage (Galvatron-BMW)
 * `plan_sequences`: chips in groups for sequences of different lengths, as a `SequencePlan` (FlexSP)
+* `equal_time_cuts`, `best_slices`, `sliced_seconds`: slices of a causal sequence, and how many
+* `chunk_sequences`: long sequences in slices and short ones packed, as `Chunks` (InfiniPipe)
+* `keep_layers`: which chunks keep what in the memory of a stage (InfiniPipe)
 * `overlapped_seconds`: computing and communicating at the same time
 
 Decode with latent attention, or a mixture of experts (`decode/`):
@@ -66,14 +69,23 @@ from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.pipelines import balance_stages, cut_evenly, pipeline_seconds
 from toolkit.planning.time.seconds import Constants, overlapped_seconds
 from toolkit.planning.time.timeline import Span, Timeline, timeline
+from toolkit.planning.uneven.kept_chunks import keep_layers
 from toolkit.planning.uneven.placement import Placement, place_stages
 from toolkit.planning.uneven.sequences import SequencePlan, plan_sequences
+from toolkit.planning.uneven.slices import (
+    Chunks,
+    best_slices,
+    chunk_sequences,
+    equal_time_cuts,
+    sliced_seconds,
+)
 
 __all__ = [
     "MODELS",
     "Assignment",
     "AxisPlacement",
     "Calibration",
+    "Chunks",
     "Cluster",
     "Constants",
     "DecodeCost",
@@ -90,12 +102,16 @@ __all__ = [
     "Timeline",
     "assign_layers",
     "balance_stages",
+    "best_slices",
     "break_even_tokens",
     "calibrate",
+    "chunk_sequences",
     "cluster",
     "cut_evenly",
     "decision_trees",
     "decode_cost",
+    "equal_time_cuts",
+    "keep_layers",
     "load_plan",
     "overlapped_seconds",
     "pipeline_seconds",
@@ -106,6 +122,7 @@ __all__ = [
     "plan_sequences",
     "predict",
     "save_plan",
+    "sliced_seconds",
     "timeline",
     "train_program",
     "what_fits",

@@ -52,8 +52,10 @@ class SavedPlan:
     @property
     def prediction(self) -> Prediction:
         """Time and memory on the chips for which it was made."""
-        sizes = {"batch": self.batch, "sequence_length": self.sequence_length}
-        return predict(self.config, self.chips, self.strategy, **sizes)
+        return predict(
+            self.config, self.chips, self.strategy,
+            batch=self.batch, sequence_length=self.sequence_length,
+        )  # fmt: skip
 
     def program(self, devices: Sequence[Any] | None = None) -> Program:
         """The train step on these devices; None: all that are here.

@@ -95,14 +95,14 @@ MADE = (
 
 @pytest.mark.parametrize("make", MADE)
 def test_at_least_as_good_as_what_is_handcrafted(make):
-    """On its own shape and in its own memory, for durations that suit it and others that do not."""
+    """By itself, on its own shape, in its own memory, for durations that suit it and others."""
     schedule = make(2, 6)
     for lengths in ((1, 1, 1), (2, 3, 2)):
         shape = shape_of(schedule, Durations(*lengths))
         v = schedule.chunks
         by_hand = simulate(schedule, Durations(*(v * each for each in lengths))).makespan
         memory = 2 * max(schedule.peak_activations)  # halves: until the weight gradients start
-        found = search_schedule(shape, 6, memory, known=[schedule], seconds=1)
+        found = search_schedule(shape, 6, memory, seconds=1)
         assert found.faults(memory) == []
         assert found.bound <= found.makespan <= by_hand
         order = found.schedule()
@@ -110,6 +110,27 @@ def test_at_least_as_good_as_what_is_handcrafted(make):
         assert simulate(order, Durations(*(v * each for each in lengths))).makespan == (
             found.makespan
         )
+
+
+def test_several_microbatches_per_period_where_memory_is_short():
+    """On the V of four devices one microbatch per period leaves half of the time idle."""
+    shape, rates = tessel_shape("V", 4), []
+    for copies in (1, 2, 3):
+        found = find_repetend(shape, 3, copies=copies, seconds=30)
+        assert found is not None
+        assert found.is_proved
+        rates.append((found.period, copies))
+        starts = tuple(map(found.row, range(9)))
+        assert Found(shape, starts, found.bound, "unrolled").faults(3) == []
+        # Control: one time unit less per period is too little.
+        early = replace(found, period=found.period - 1)
+        starts = tuple(map(early.row, range(9)))
+        assert Found(shape, starts, found.bound, "unrolled").faults(3) != []
+    assert rates == [(8, 1), (12, 2), (16, 3)]
+    whole = search_schedule(shape, 12, 3, seconds=2)
+    assert whole.faults(3) == []
+    assert whole.bound <= whole.makespan <= 72 < 8 * 12
+    assert "lower bound 4 per microbatch" in str(whole.repetend)
 
 
 @pytest.mark.slow

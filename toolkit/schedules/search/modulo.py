@@ -1,7 +1,7 @@
 """The shortest period of a steady state, as an integer program: modulo scheduling."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolkit._checks import checked
@@ -13,13 +13,16 @@ POLISHING = 5
 
 @dataclass(frozen=True)
 class Repetend:
-    """A steady state: block i of microbatch r starts at starts[i] + r period.
+    """A steady state, of K microbatches per period T: of microbatch r = q K + c, block i starts at
+    starts[c n + i] + q T, with n blocks per microbatch.
 
     Attributes:
-        period: time per microbatch.
-        starts: of each block of the first microbatch.
+        period: T.
+        starts: of each block of the first K microbatches.
         bound: no period is shorter: the work of the busiest device.
-        is_proved: whether every shorter period was shown to be impossible in this memory.
+        is_proved: whether every shorter period of as many microbatches was shown to be impossible
+            in this memory.
+        copies: K.
 
     Example:
         >>> Repetend(period=4, starts=(0, 1), bound=4, is_proved=True).microbatches
@@ -30,6 +33,27 @@ class Repetend:
     starts: tuple[int, ...]
     bound: int
     is_proved: bool
+    copies: int = 1
+
+    @property
+    def rate(self) -> float:
+        """Time per microbatch."""
+        return self.period / self.copies
+
+    def row(self, microbatch: int) -> tuple[int, ...]:
+        """Starts of the blocks of a microbatch."""
+        again, copy = divmod(microbatch, self.copies)
+        size = len(self.starts) // self.copies
+        return tuple(s + again * self.period for s in self.starts[copy * size : (copy + 1) * size])
+
+    def __str__(self) -> str:
+        several = self.copies > 1
+        each = f", {self.rate:g} per microbatch" if several else ""
+        proof = "" if self.is_proved else " (not proved to be the shortest)"
+        return (
+            f"period {self.period} for {self.copies} microbatch{'es' * several}{each}{proof}; "
+            f"lower bound {self.bound / self.copies:g} per microbatch"
+        )
 
     @property
     def microbatches(self) -> int:
@@ -39,7 +63,12 @@ class Repetend:
 
 @checked
 def find_repetend(
-    shape: Shape, memory: int, *, most_periods: int | None = None, seconds: float = 10.0
+    shape: Shape,
+    memory: int,
+    *,
+    copies: int = 1,
+    most_periods: int | None = None,
+    seconds: float = 10.0,
 ) -> Repetend | None:
     """The shortest steady state of a shape, and of those one in which blocks start early.
 
@@ -54,6 +83,9 @@ def find_repetend(
     Args:
         shape: the blocks of one microbatch.
         memory: of every device.
+        copies: K, microbatches per period. More than one may take less time per microbatch where
+            memory is short: the V of 4 devices with memory for 3 takes 8 with one, 12 / 2 = 6 with
+            two and 16 / 3 with three.
         most_periods: the largest k_i; None: the number of blocks.
         seconds: time for each period's program.
 
@@ -75,15 +107,22 @@ def find_repetend(
         >>> find_repetend(tessel_shape("V", devices=2), memory=2).period
         4
     """
+    if copies < 1:
+        raise ValueError(f"copies: got {copies}, wanted at least 1")
     devices = sorted({d for block in shape for d in block.devices})
     for device in devices:
         if left := sum(block.memory for block in shape if device in block.devices):
             raise ValueError(f"shape: a microbatch leaves {left} on device {device}; wanted 0")
+    shape = tuple(
+        replace(block, after=tuple(i + copy * len(shape) for i in block.after))
+        for copy in range(copies)
+        for block in shape
+    )
     bound = max(sum(b.span for b in shape if d in b.devices) for d in devices)
     for period in range(bound, sum(block.span for block in shape) + 1):
         found, is_known = _at_period(shape, memory, period, most_periods or len(shape), seconds)
         if found is not None:
-            return Repetend(period, found, bound, True)
+            return Repetend(period, found, bound, True, copies)
         if not is_known:
             return None
     return None

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from toolkit._checks import checked
 from toolkit.schedules.schedule import Schedule, Task, faults
+from toolkit.schedules.search.handcrafted import handcrafted
 from toolkit.schedules.search.modulo import Repetend, find_repetend
 from toolkit.schedules.search.shapes import Shape, shape_of
 
+MOST_COPIES, MOST_COPIED = 3, 12  # microbatches per period that are tried; blocks of such a shape
 Starts = tuple[tuple[int, ...], ...]
 
 
@@ -102,7 +104,9 @@ def search_schedule(
 ) -> Found:
     """The best schedule of a shape that is found, with a bound beside it.
 
-    Candidates are the steady state of `find_repetend`, unrolled and tightened, and list schedules:
+    Candidates are the steady state of `find_repetend`, unrolled and tightened; the handcrafted
+    schedules of this placement, if there are any (1F1B and GPipe of a chain, the zero-bubble ones
+    if backwards are split, the chunked ones of loops and Vs); and list schedules:
     whenever a device is free it starts the block that a rule puts first, of those that may start
     and fit. The rules: by the steady state's starts, by the work that must follow, and with
     gradients or forwards first and what nobody waits for last.
@@ -111,7 +115,7 @@ def search_schedule(
         shape: the blocks of one microbatch.
         microbatches: how many.
         memory: of every device, in the unit of the blocks'.
-        known: schedules of this shape, as further candidates: what is found is no worse.
+        known: more schedules of this shape, as further candidates: what is found is no worse.
         seconds: for each integer program.
 
     Raises:
@@ -144,7 +148,7 @@ def search_schedule(
                 f"known: {each.name!r} has {each.microbatches} microbatches on devices "
                 f"{each.placement}; wanted {microbatches}, and the blocks of this shape"
             )
-    repetend = find_repetend(shape, memory, seconds=seconds)
+    repetend = _steady(shape, memory, microbatches, seconds)
     bound, tails = lower_bound(shape, microbatches), _tails(shape)
     ends = {before for block in shape for before in block.after}
     free = [0 if i in ends else 1 for i in range(len(shape))]  # 1: nobody waits for it
@@ -158,12 +162,12 @@ def search_schedule(
     }
     candidates: list[tuple[str, Starts | None]] = []
     if repetend is not None:
-        starts, period = repetend.starts, repetend.period
-        rules["steady state"] = lambda i, r: (starts[i] + r * period,)
-        rules["steady state, free last"] = lambda i, r: (free[i], starts[i] + r * period)
-        unrolled = tuple(tuple(s + r * period for s in starts) for r in range(microbatches))
+        unrolled = tuple(map(repetend.row, range(microbatches)))
+        rules["steady state"] = lambda i, r: (unrolled[r][i],)
+        rules["steady state, free last"] = lambda i, r: (free[i], unrolled[r][i])
         candidates.append(("repetend", tightened(shape, unrolled)))
-    candidates += [(each.name, _of_schedule(shape, each)) for each in known]
+    seeds = [*known, *handcrafted(shape, microbatches)]
+    candidates += [(each.name, _of_schedule(shape, each)) for each in seeds]
     for name, rule in rules.items():
         candidates.append((name, _listed(shape, microbatches, memory, rule)))
     found = [Found(shape, starts, bound, name, repetend) for name, starts in candidates if starts]
@@ -171,6 +175,20 @@ def search_schedule(
     if not found:
         raise ValueError(f"memory: got {memory}, in which no schedule of this shape was found")
     return min(found, key=lambda each: each.makespan)
+
+
+def _steady(shape: Shape, memory: int, microbatches: int, seconds: float) -> Repetend | None:
+    """The fastest steady state; several microbatches per period where one leaves devices idle."""
+    best = find_repetend(shape, memory, seconds=seconds)
+    if best is None or len(shape) > MOST_COPIED:
+        return best
+    for copies in range(2, min(MOST_COPIES, microbatches) + 1):
+        if best.period <= best.bound:
+            break
+        found = find_repetend(shape, memory, copies=copies, seconds=seconds)
+        if found is not None and found.rate < best.rate:
+            best = found
+    return best
 
 
 def _of_schedule(shape: Shape, schedule: Schedule) -> Starts:
