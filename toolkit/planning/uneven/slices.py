@@ -56,7 +56,7 @@ def equal_time_cuts(
     Returns:
         t_1 .. t_k = S.
 
-    Source: "InfiniPipe", 2025: chunks with their causal costs; derived here.
+    Source: "InfiniPipe", 2025 (arXiv:2509.21275): chunks with their causal costs; derived here.
 
     Example:
         >>> [round(end, 4) for end in equal_time_cuts(64, 4, quadratic=0.01, linear=0.5)]
@@ -86,7 +86,7 @@ def sliced_seconds(work: float, slices: int, *, stages: int, overhead: float) ->
     Returns:
         Seconds.
 
-    Source: "InfiniPipe", 2025, for the trade; Li et al., "TeraPipe", 2021 (arXiv:2102.07988).
+    Source: "InfiniPipe", 2025 (arXiv:2509.21275), for the trade; Li et al., "TeraPipe", 2021 (arXiv:2102.07988).
 
     Example:
         >>> round(sliced_seconds(72.96, 16, stages=4, overhead=0.6), 2)
@@ -145,7 +145,7 @@ def chunk_sequences(
     Returns:
         The best of all sizes tried.
 
-    Source: "InfiniPipe", 2025, elastic pipelines; the formulation is ours.
+    Source: "InfiniPipe", 2025 (arXiv:2509.21275), elastic pipelines; the formulation is ours.
 
     Example:
         >>> found = chunk_sequences([32.0, 8.0, 4.0, 4.0], stages=4, quadratic=0.01, linear=0.5)
