@@ -14,7 +14,23 @@ from toolkit.schedules.search.shapes import Shape
 
 
 def handcrafted(shape: Shape, microbatches: int) -> list[Schedule]:
-    """Those whose blocks are this shape's, or whose whole backward passes are its halves."""
+    """The known schedules of a shape's placement; `search_schedule` begins with them.
+
+    Those of a chain, of loops and of a V are recognised. A schedule with whole backward passes is
+    also one of a shape with halves.
+
+    Args:
+        shape: the blocks of one microbatch, such as `shape_of` makes.
+        microbatches: how many.
+
+    Returns:
+        The schedules; none for other placements.
+
+    Example:
+        >>> from toolkit.schedules import gpipe
+        >>> [each.name for each in handcrafted(shape_of(gpipe(2, 4)), 4)]
+        ['GPipe', '1F1B']
+    """
     return list(_found(shape, microbatches))
 
 
