@@ -30,6 +30,7 @@ class Program:
         ticks: for each task its tick, from 0.
         channels: permutations (sender, receiver) of the devices, each run once per tick.
         message_slots: places for messages that wait, needed on the fullest device.
+        carry_slots: places for what slices of a sequence pass on to the next, or its gradient.
         kept_slots: for each kind, places for what a forward keeps for its backward.
         split_slots: for each kind, places for what an input gradient keeps for the weight gradient.
         columns: name -> array [ticks, devices], or for "arrival" [ticks, devices, channels]: the
@@ -48,6 +49,7 @@ class Program:
     ticks: Mapping[Task, int]
     channels: tuple[tuple[tuple[int, int], ...], ...]
     message_slots: int
+    carry_slots: int
     kept_slots: Slots
     split_slots: Slots
     columns: Mapping[str, Any]
@@ -115,7 +117,7 @@ def program_of(
     at once (lifetimes are intervals). For 1F1B it does not grow with the microbatches.
 
     Args:
-        schedule: a schedule without faults and without slices.
+        schedule: a schedule without faults.
         tied: for each stage its row of weights, counted from 0, all stages of a row on one device;
             None: a row for each stage.
         kinds: for each stage its kind, counted from 0; None: all alike.
@@ -132,11 +134,6 @@ def program_of(
     """
     if wrong := faults(schedule):
         raise ValueError(f"schedule: {schedule.name!r} cannot run: {wrong[0]}")
-    if schedule.slices > 1:
-        raise ValueError(
-            f"schedule: {schedule.name!r} has sequences in {schedule.slices} slices, which pass "
-            "keys and states on to one another; stages here are functions of one microbatch"
-        )
     stages = range(schedule.stages)
     tied = tuple(stages) if tied is None else tuple(tied)
     kinds = (0,) * schedule.stages if kinds is None else tuple(kinds)
@@ -161,7 +158,7 @@ def program_of(
     columns = _columns(schedule, tied, kinds, ticks, channels, places)
     count = max(kinds) + 1
     return Program(
-        schedule, tied, kinds, ticks, channels, places.count("message"),
+        schedule, tied, kinds, ticks, channels, places.count("message"), places.count("carry"),
         tuple(places.count(("kept", kind)) for kind in range(count)),
         tuple(places.count(("split", kind)) for kind in range(count)),
         columns,
@@ -239,6 +236,11 @@ class _Places:
             if stage:
                 before = Task("F", i, stage - 1)
                 spans.append(("message", before, forward, ("activation", i, stage)))
+            if i % schedule.slices:  # from the slice before, and its gradient back
+                before = Task("F", i - 1, stage)
+                spans.append(("carry", before, forward, ("carry", i, stage)))
+                after = schedule.backward(i - 1, stage)
+                spans.append(("carry", backward, after, ("carried gradient", i - 1, stage)))
             if backward.kind == "I":
                 spans.append((("split", kind), backward, Task("W", i, stage), (i, stage)))
             for buffer, start, end, name in spans:
@@ -271,7 +273,8 @@ def _columns(
     shape = (1 + max(ticks.values()), schedule.devices)
     names = ("microbatch", "stage", "row", "read", "kept", "split")
     columns: dict[str, Any] = {name: np.zeros(shape, np.int32) for name in ("code", *names)}
-    columns["own"] = np.full(shape, NOWHERE, np.int32)
+    for name in ("own", "carry_read", "carry_write"):
+        columns[name] = np.full(shape, NOWHERE, np.int32)
     via = {pair: index for index, channel in enumerate(channels) for pair in channel}
     columns["arrival"] = np.full((*shape, max(len(set(via.values())), 1)), NOWHERE, np.int32)
     codes = {code: 1 + index for index, code in enumerate(_codes(schedule, kinds))}
@@ -287,6 +290,12 @@ def _columns(
             columns["kept"][at] = places[("kept", kind), (i, stage)]
         if task.kind in "IW":
             columns["split"][at] = places[("split", kind), (i, stage)]
+        if task.kind != "W":
+            name = "carry" if task.kind == "F" else "carried gradient"
+            other = i + 1 if task.kind == "F" else i - 1
+            for column, number in (("carry_read", i), ("carry_write", other)):
+                if ("carry", (name, number, stage)) in places.slots:
+                    columns[column][at] = places["carry", (name, number, stage)]
         goes = None  # the stage and place of what this task sends
         if task.kind == "F":
             if stage:

@@ -47,6 +47,10 @@ class Pipeline:
         mesh: the devices.
         axis: mesh axis of the pipeline.
         data: mesh axes that cut the batch.
+        carried: (shared, data) -> what the first slice of a sequence finds of earlier ones, such as
+            empty keys and values, for a schedule with slices (TeraPipe). Stages are then (weights,
+            (x, carried), context) -> (x, carried), of the same shapes, and pass it on to the next
+            slice. No gradient goes to `shared` through it. None: stages pass nothing on.
         tied: for each stage its row of weights; stages that share a row lie on one device. None: a
             row each.
         recompute: stages that keep their input alone and run their forward pass again; True: all.
@@ -55,10 +59,12 @@ class Pipeline:
         ValueError: this schedule cannot run here, before anything is compiled.
 
     Cost: ticks x channels permutes of an activation (`Program.permutes`); per device the places
-        that `Program` counts, as much again as one task makes, and gradients.
+        that `Program` counts, as much again as one task makes, and gradients. A slice in flight
+        also keeps what was passed on to it.
 
     Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377); Qi et al., "Zero Bubble Pipeline
-        Parallelism", 2023 (arXiv:2401.10241) for split backward passes.
+        Parallelism", 2023 (arXiv:2401.10241) for split backward passes; Li et al., "TeraPipe",
+        2021 (arXiv:2102.07988) for slices.
 
     Example:
         >>> from toolkit.schedules import gpipe
@@ -79,10 +85,17 @@ class Pipeline:
         mesh: Mesh,
         axis: str = "stage",
         data: Sequence[str] = (),
+        carried: Callable[..., Any] | None = None,
         tied: Sequence[int] | None = None,
         recompute: bool | Sequence[int] = False,
     ):
-        self.first, self.last = first, last
+        self.first, self.last, self.carried = first, last, carried
+        if (schedule.slices > 1) != (carried is not None):
+            raise ValueError(
+                f"carried: got {'none' if carried is None else 'a function'} for {schedule.name!r} "
+                f"with sequences in {schedule.slices} slices; wanted a function for 2 slices or "
+                "more, which pass keys and states on to one another"
+            )
         self.mesh, self.axis, self.data = mesh, axis, tuple(data)
         _check_mesh(mesh, axis, self.data, schedule)
         count = schedule.stages
@@ -127,7 +140,7 @@ class Pipeline:
     def __call__(self, weights: Tree, shared: Tree, batch: Tree) -> tuple[Array, tuple[Tree, Tree]]:
         """The loss, and its gradients with respect to weights and shared parameters."""
         self._check(weights, shared, batch)
-        along = PartitionSpec(None, self.data or None)
+        along = PartitionSpec(None, self.data) if self.data else PartitionSpec()
         rows = PartitionSpec(self.axis)
 
         def on_device(weights, shared, batch, columns):
@@ -148,7 +161,8 @@ class Pipeline:
 
     def tasks(self, weights: Tree, shared: Tree, data: Tree) -> Tasks:
         """The tasks of each kind of stage, for the shapes that one device has of one microbatch."""
-        return Tasks(self.kinds, self.rows, self.first, self.last, weights, shared, data)
+        given = self.first, self.last, weights, shared, data
+        return Tasks(self.kinds, self.rows, *given, self.carried)
 
     def bytes_waiting(self, weights: Tree, shared: Tree, batch: Tree) -> int:
         """Bytes of activations for which every device has places, whatever the microbatches.
@@ -157,7 +171,7 @@ class Pipeline:
         """
         own = jax.tree.map(self._of_one_device, batch)
         tasks, program = self.tasks(weights, shared, own), self.program
-        places = [(program.message_slots, tasks.leaves)]
+        places = [(program.message_slots, tasks.leaves), (program.carry_slots, tasks.carry)]
         for index, cut in enumerate(tasks.cut):
             places.append((program.kept_slots[index], list(cut.kept)))
             places.append((program.split_slots[index], list(cut.split)))

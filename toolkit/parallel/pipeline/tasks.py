@@ -51,6 +51,7 @@ class Tasks:
     Attributes:
         rows, first, last: as of `Pipeline`.
         x: shapes of an activation, `leaves` those of its arrays and `tree` its structure.
+        carry: shapes of what a slice passes on to the next, `carry_tree` their structure.
         loss: shape of the loss.
         shared: the arrays of the shared parameters, `shared_tree` their structure.
         used: for each kind of stage the numbers of the shared arrays that it reads.
@@ -66,6 +67,7 @@ class Tasks:
         weights: Tree,
         shared: Tree,
         data: Tree,
+        carried: Callable[..., Any] | None = None,
     ):
         self.rows, self.first, self.last = rows, first, last
         self.x = jax.eval_shape(first, shared, data)
@@ -73,6 +75,9 @@ class Tasks:
         for leaf in self.leaves:
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise ValueError(f"first returns {leaf.dtype}; activations must be floating")
+        self.carried = carried
+        start = () if carried is None else jax.eval_shape(carried, shared, data)
+        self.carry, self.carry_tree = jax.tree.flatten(start)
         self.loss = jax.eval_shape(last, shared, self.x, data)
         if getattr(self.loss, "shape", None) != ():
             raise ValueError(
@@ -108,23 +113,35 @@ class Tasks:
                 stage,
             )
             weights = self.rows.unpack(kind.structure, own)
-            y, tree = jax.tree.flatten(kind.function(weights, self.tree.unflatten(x), context))
+            x, carry = x[: len(self.leaves)], x[len(self.leaves) :]
+            given = self.tree.unflatten(x)
+            if self.carried is not None:
+                given = given, self.carry_tree.unflatten(carry)
+            y = kind.function(weights, given, context)
+            if self.carried is not None:
+                y, carry = y[0], jax.tree.leaves(y[1])
+                if _shapes(carry) != _shapes(self.carry):
+                    raise ValueError(
+                        f"a stage carries {_shapes(carry)}; wanted {_shapes(self.carry)}"
+                    )
+            y, tree = jax.tree.flatten(y)
             if tree != self.tree or _shapes(y) != _shapes(x):
                 raise ValueError(
                     f"a stage returns {_shapes(y)} for {_shapes(x)}; wanted the same shapes"
                 )
-            return y
+            return [*y, *carry]
 
         # Shared parameters that these stages do not read get no gradients from them.
         everything = functools.partial(run, range(len(self.shared)))
-        traced = jax.make_jaxpr(everything)([*row, *self.shared], self.leaves, every).jaxpr
+        inner = [*self.leaves, *self.carry]
+        traced = jax.make_jaxpr(everything)([*row, *self.shared], inner, every).jaxpr
         read = {id(v) for eqn in traced.eqns for v in eqn.invars}
         inputs = traced.invars[len(row) : len(row) + len(self.shared)]
         used = [at for at, v in enumerate(inputs) if id(v) in read]
         others = [leaf for at, leaf in enumerate(self.shared) if at not in used]
         weights = [*row, *(self.shared[at] for at in used)]
         cut = partition(
-            functools.partial(run, used), weights, self.leaves, [*every, *others],
+            functools.partial(run, used), weights, inner, [*every, *others],
             recompute=kind.recompute,
         )  # fmt: skip
         return used, cut

@@ -24,6 +24,7 @@ class State(NamedTuple):
 
     Attributes:
         message: for each array of an activation its slots; in a tick, what is sent.
+        carry: for each array that slices pass on its slots; in a tick, what is passed on.
         kept, split: for each kind of stage its buffers; in a tick, the contents of one slot each.
         weights: gradients of the rows of weights; in a tick, of one row.
         shared: gradients of the shared parameters.
@@ -31,6 +32,7 @@ class State(NamedTuple):
     """
 
     message: list[Array]
+    carry: list[Array]
     kept: list[list[Array]]
     split: list[list[Array]]
     weights: list[Array]
@@ -59,6 +61,7 @@ def run_ticks(
         # A task that writes nothing into a slot returns what is there.
         idle = State(
             [jnp.full(leaf.shape, jnp.nan, leaf.dtype) for leaf in tasks.leaves],
+            [jnp.full(leaf.shape, jnp.nan, leaf.dtype) for leaf in tasks.carry],
             [_slot(buffers, now["kept"]) for buffers in state.kept],
             [_slot(buffers, now["split"]) for buffers in state.split],
             _slot(state.weights, now["row"]),
@@ -72,7 +75,7 @@ def run_ticks(
             waiting = lax.optimization_barrier(_slot(state.message, now["read"]))
             given = _Given(
                 shared, data, now["stage"] == 0, now["stage"] == last,
-                waiting,
+                waiting, _carried(tasks, letter, state, now, shared, data),
                 *tasks.arguments(kind, _slot(rows, now["row"]), data, now["stage"]),
             )  # fmt: skip
             if letter == "F":
@@ -87,6 +90,7 @@ def run_ticks(
             message = _written(message, came, now["arrival"][channel])
         return State(
             message,
+            _written(state.carry, made.carry, now["carry_write"]),
             [_written(*pair, now["kept"]) for pair in zip(state.kept, made.kept, strict=True)],
             [_written(*pair, now["split"]) for pair in zip(state.split, made.split, strict=True)],
             _written(state.weights, made.weights, now["row"]),
@@ -96,6 +100,7 @@ def run_ticks(
 
     start = State(
         _empty(tasks.leaves, program.message_slots),
+        _empty(tasks.carry, program.carry_slots),
         [_empty(cut.kept, n) for cut, n in zip(tasks.cut, program.kept_slots, strict=True)],
         [_empty(cut.split, n) for cut, n in zip(tasks.cut, program.split_slots, strict=True)],
         [jnp.zeros_like(leaf) for leaf in rows],
@@ -109,13 +114,15 @@ def run_ticks(
 
 
 class _Given(NamedTuple):
-    """What a task gets: `waiting` is the message that it reads; `own` and `rest` as of `Tasks`."""
+    """What a task gets: `waiting` is the message that it reads, `carry` what another slice of the
+    sequence passed on; `own` and `rest` as of `Tasks`."""
 
     shared: Tree
     data: Tree
     is_first: Array
     is_last: Array
     waiting: list[Array]
+    carry: list[Array]
     own: list[Any]
     rest: list[Any]
 
@@ -123,8 +130,9 @@ class _Given(NamedTuple):
 def _forward(tasks: Tasks, kind: int, idle: State, given: _Given) -> State:
     begin = lambda: jax.tree.leaves(tasks.first(given.shared, given.data))  # noqa: E731
     x = lax.cond(given.is_first, begin, lambda: given.waiting)
-    y, kept = tasks.cut[kind].forward(given.own, x, given.rest)
-    return idle._replace(message=y, kept=_with(idle.kept, kind, kept))
+    y, kept = tasks.cut[kind].forward(given.own, [*x, *given.carry], given.rest)
+    y, carry = y[: len(tasks.leaves)], y[len(tasks.leaves) :]
+    return idle._replace(message=y, carry=carry, kept=_with(idle.kept, kind, kept))
 
 
 def _backward(tasks: Tasks, letter: str, kind: int, new: State, given: _Given) -> State:
@@ -140,19 +148,36 @@ def _backward(tasks: Tasks, letter: str, kind: int, new: State, given: _Given) -
 
     loss, total, dy = lax.cond(given.is_last, end, lambda: (new.loss, new.shared, given.waiting))
     new = new._replace(loss=loss, shared=total)
+    dy = [*dy, *given.carry]
     if letter == "B":
         dx, dw = cut.backward(given.own, given.rest, new.kept[kind], dy)
     else:
         dx, dw, split = cut.input_gradient(given.own, given.rest, new.kept[kind], dy)
         new = new._replace(split=_with(new.split, kind, split))
     new = _added(tasks, kind, new, dw)
+    dx, carry = dx[: len(tasks.leaves)], dx[len(tasks.leaves) :]
 
     def start() -> list[Array]:
         _, pull = jax.vjp(lambda shared: tasks.first(shared, data), shared)
         return _sums(new.shared, *pull(tasks.tree.unflatten(dx)))
 
     total = lax.cond(given.is_first, start, lambda: new.shared)
-    return new._replace(message=dx, shared=total)
+    return new._replace(message=dx, carry=carry, shared=total)
+
+
+def _carried(
+    tasks: Tasks, letter: str, state: State, now: Mapping[str, Array], shared: Tree, data: Tree
+) -> list[Array]:
+    """What another slice passed on: to the first slice forward what `carried` gives, to the last
+    slice backward zeros."""
+    if letter == "W" or not tasks.carry:
+        return []
+    start = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in tasks.carry]
+    if letter == "F" and tasks.carried is not None:
+        start = jax.tree.leaves(tasks.carried(shared, data))
+    there = now["carry_read"]
+    found = lax.optimization_barrier(_slot(state.carry, jnp.maximum(there, 0)))
+    return [jnp.where(there == NOWHERE, a, b) for a, b in zip(start, found, strict=True)]
 
 
 def _added(tasks: Tasks, kind: int, state: State, gradients: Sequence[Any]) -> State:
