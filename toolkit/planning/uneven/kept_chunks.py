@@ -37,7 +37,8 @@ def keep_layers(
     Raises:
         ValueError: a number is out of range, or the solver fails; says why.
 
-    Source: "InfiniPipe", 2025 (arXiv:2509.21275), stage-aware chunk-level checkpointing; the program is ours.
+    Source: "InfiniPipe", 2025 (arXiv:2509.21275), stage-aware chunk-level checkpointing; the
+        program is ours.
 
     Example:
         >>> keep_layers([1.0] * 4, [1, 1.3, 1.6, 1.9], layers=8, in_flight=4, budget=16)

@@ -86,7 +86,8 @@ def sliced_seconds(work: float, slices: int, *, stages: int, overhead: float) ->
     Returns:
         Seconds.
 
-    Source: "InfiniPipe", 2025 (arXiv:2509.21275), for the trade; Li et al., "TeraPipe", 2021 (arXiv:2102.07988).
+    Source: "InfiniPipe", 2025 (arXiv:2509.21275), for the trade; Li et al., "TeraPipe", 2021
+        (arXiv:2102.07988).
 
     Example:
         >>> round(sliced_seconds(72.96, 16, stages=4, overhead=0.6), 2)
