@@ -49,23 +49,19 @@ def axis_rate(topology: Topology, inner: int, degree: int, collectives: Collecti
     if degree == 1:
         return math.inf
     groups = _groups(topology, inner, degree)
+    # Edges with what each way carries, and bytes that a chip sends in all, of one array.
     if collectives == "tree":
-        sent = [  # each way an edge carries the tree's share
-            (a, b, Fraction(1, 2 * each))
-            for group in groups
-            for each in [box_size(topology, group)]
-            for _, edges in binary_pairs(group, each)
-            for parent, child, _ in edges
-            for a, b in ((parent, child), (child, parent))
+        sent, whole = [], Fraction(2 * (degree - 1), degree)
+        for group in groups:
+            each = box_size(topology, group)
+            pairs = binary_pairs(group, each)
+            sent += [(a, b, Fraction(1, 2 * each)) for _, edges in pairs for a, b, _ in edges]
+    else:
+        ends = [
+            pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)
         ]
-        return float(Fraction(2 * (degree - 1), degree) / _busiest(topology, sent)) * 1e9
-    sent = [  # each way a ring carries half of what a chip sends
-        (a, b, Fraction(1, 2))
-        for group in groups
-        for pair in zip(group, (*group[1:], group[0]), strict=True)
-        for a, b in (pair, pair[::-1])
-    ]
-    rate = 1 / _busiest(topology, sent)
+        sent, whole = [(a, b, Fraction(1, 2)) for a, b in ends], Fraction(1)
+    rate = whole / _busiest(topology, sent)
     if collectives == "optimum":
         best = [_of_trees(topology, group, len(groups)) for group in groups]
         if all(best):
@@ -94,11 +90,12 @@ def _groups(topology: Topology, inner: int, degree: int) -> list[tuple[int, ...]
 
 
 def _busiest(topology: Topology, sent: list[tuple[int, int, Fraction]]) -> Fraction:
-    """The time of the link that is busy longest, of messages (from, to, size) on their paths."""
+    """The time of the link that is busy longest, of messages (rank, rank, size) both ways."""
     wires, loads = Wires(topology), dict.fromkeys(topology.links, Fraction(0))
     for a, b, size in sent:
-        for link in itertools.pairwise(wires.path(a, b)):
-            loads[link] += size
+        for path in (wires.path(a, b), wires.path(b, a)):
+            for link in itertools.pairwise(path):
+                loads[link] += size
     return max(load / topology.links[link] for link, load in loads.items())
 
 

@@ -1,7 +1,7 @@
 """What the field runs without a search: rings, halving and doubling, double binary trees."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,15 +11,18 @@ from toolkit.schedules.collectives.rings import Order, Wires, box_size, disjoint
 from toolkit.schedules.collectives.times import pipelined
 from toolkit.schedules.collectives.trees import Forest, Tree
 
+Trees = Callable[[str], Iterable[Tree]]
 _PHASES = {
     "all-gather": ("gather",), "reduce-scatter": ("reduce",), "all-reduce": ("reduce", "gather"),
 }  # fmt: skip
 
 
-def _phases(collective: str) -> tuple[str, ...]:
+def _forest(name: str, collective: str, topology: Topology, trees: Trees) -> Forest:
+    """The forest of a collective whose phases have these trees."""
     if collective not in _PHASES:
         raise ValueError(f"collective must be {', '.join(_PHASES)}; got {collective!r}")
-    return _PHASES[collective]
+    parts: dict[str, Any] = {phase: tuple(trees(phase)) for phase in _PHASES[collective]}
+    return Forest(name, collective, topology, **parts)
 
 
 @checked
@@ -48,23 +51,21 @@ def ring_forest(
             raise ValueError(f"orders: want every rank from 0 to {ranks - 1} once; got {order}")
     if is_bidirectional:
         orders = [*orders, *(order[::-1] for order in orders)]
-    wires, parts = Wires(topology), dict[str, Any]()
-    for phase in _phases(collective):
-        parts[phase] = tuple(
-            _chain(wires, order, position, phase, Fraction(1, ranks * len(orders)))
-            for order in orders
-            for position in range(ranks)
-        )
+    wires, share = Wires(topology), Fraction(1, ranks * len(orders))
+
+    def chain(order: Order, start: int, phase: str) -> Tree:
+        """Once around a ring; sums arrive from behind, copies leave ahead."""
+        way = 1 if phase == "gather" else -1
+        passed = [order[(start + way * step) % ranks] for step in range(ranks)]
+        pairs = enumerate(itertools.pairwise(passed))
+        edges = tuple(wires.edge(a, b, step, phase) for step, (a, b) in pairs)
+        return Tree(passed[0], share, edges)
+
     name = "bidirectional ring" if is_bidirectional else f"{len(orders)} rings"
-    return Forest(name if len(orders) > 1 else "ring", collective, topology, **parts)
-
-
-def _chain(wires: Wires, order: Order, start: int, phase: str, share: Fraction) -> Tree:
-    """Once around a ring; sums arrive from behind, copies leave ahead."""
-    way = 1 if phase == "gather" else -1
-    ranks = [order[(start + way * step) % len(order)] for step in range(len(order))]
-    pairs = enumerate(itertools.pairwise(ranks))
-    return Tree(ranks[0], share, tuple(wires.edge(a, b, step, phase) for step, (a, b) in pairs))
+    return _forest(
+        name if len(orders) > 1 else "ring", collective, topology,
+        lambda phase: (chain(order, at, phase) for order in orders for at in range(ranks)),
+    )  # fmt: skip
 
 
 @checked
@@ -95,10 +96,10 @@ def halving_doubling(topology: Topology, collective: str = "all-gather") -> Fore
         ]
         return Tree(root, Fraction(1, ranks), tuple(edges))
 
-    parts: dict[str, Any] = {
-        phase: tuple(tree(root, phase) for root in range(ranks)) for phase in _phases(collective)
-    }
-    return Forest("halving and doubling", collective, topology, **parts)
+    return _forest(
+        "halving and doubling", collective, topology,
+        lambda phase: (tree(root, phase) for root in range(ranks)),
+    )  # fmt: skip
 
 
 @checked
@@ -140,16 +141,11 @@ def grid_rings(topology: Topology, sizes: Sequence[int], collective: str = "all-
             begin += sizes[axis] - 1
         return Tree(root, share, tuple(edges))
 
-    parts: dict[str, Any] = {
-        phase: tuple(
-            tree(root, turn, way, phase)
-            for root in range(len(places))
-            for turn in turns
-            for way in (1, -1)
-        )
-        for phase in _phases(collective)
-    }
-    return Forest("rings along axes", collective, topology, **parts)
+    every = list(itertools.product(range(len(places)), turns, (1, -1)))
+    return _forest(
+        "rings along axes", collective, topology,
+        lambda phase: (tree(root, turn, way, phase) for root, turn, way in every),
+    )  # fmt: skip
 
 
 @checked
@@ -171,14 +167,13 @@ def double_binary_trees(topology: Topology) -> Forest:
     """
     wires, each = Wires(topology), box_size(topology)
     pairs = binary_pairs(range(topology.compute), each)
-    parts: dict[str, Any] = {
-        phase: tuple(
+    return _forest(
+        "double binary trees", "all-reduce", topology,
+        lambda phase: (
             Tree(root, Fraction(1, 2 * each), tuple(wires.edge(*edge, phase) for edge in edges))
             for root, edges in pairs
-        )
-        for phase in ("reduce", "gather")
-    }
-    return Forest("double binary trees", "all-reduce", topology, **parts)
+        ),
+    )  # fmt: skip
 
 
 def binary_pairs(ranks: Sequence[int], each: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
