@@ -62,6 +62,9 @@ def test_presets_and_own_modules(printed, tmp_path):
     table, _, _ = printed("--preset", "lt2-hybrid-1.3b", "--set", "looped.remat=true")
     assert table["looped"]["vocabulary"] == 128_256
     assert table["looped"]["remat"]
+    pattern = table["looped"]["pattern"]
+    assert pattern != "gdn gdn gdn full"
+    assert printed("--set", "preset=lt2-hybrid-1.3b")[0]["looped"]["pattern"] == pattern
     (tmp_path / "mine.py").write_text(
         "import optax\n"
         "from toolkit.training import OPTIMIZERS, OptimizerKind\n"

@@ -73,7 +73,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
     values = _values(directory, start, given)
     planned = None if start.plan is None else _planned(start.plan, values, given)
     settings = settings_of(values)
-    cores = values.get("cores", start.cores)
+    cores = values.get("cores") if start.cores is None else start.cores
     shared = _devices(directory, start, settings, cores)
     import jax
 
@@ -150,13 +150,13 @@ def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, A
     from toolkit.cli_options import MODEL_FLAGS, merged, parsed_settings, read_options
 
     values: dict[str, Any] = {"looped": {"pattern": "gdn gdn gdn full", "loops": 2}}
-    file = read_options(start.config)
+    file = merged(read_options(start.config), parsed_settings(start.set))
     preset = start.preset or file.get("preset")
     if preset is not None or "init_from" in {*file, *given}:
         values = {"looped": {}}
     if start.extend is not None:
         values = _stored(directory)
-    values = merged(merged(values, file), parsed_settings(start.set))
+    values = merged(values, file)
     flags: dict[str, Any] = {"looped": {}}
     for name, value in given.items():
         (flags["looped"] if name in MODEL_FLAGS else flags)[name] = value
