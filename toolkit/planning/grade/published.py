@@ -284,18 +284,23 @@ def grade_published(path: Path) -> str:
     rows, refused = graded_rows(path)
     table = [("source", "chip", "rows", "error", "rank", "error, held out", "rank, held out")]
     apart: list[float] = []
+    ordered: list[Published] = []
+    seconds: list[float] = []
     for (source, chip), mine in by_group(rows).items():
-        usual = score_with(mine, None)
-        held_out = score_with(mine, fit_chip(rows, chip, source))
+        constants = fit_chip(rows, chip, source)
+        usual, held_out = score_with(mine, None), score_with(mine, constants)
         apart.append(held_out.error)
+        ordered += mine
+        seconds += [each.predicted(constants) for each in mine]
         table.append(
             (source, chip, str(len(mine)), *_words(usual), *_words(held_out)),
         )
-    whole = score_with(rows, None)
+    whole, left = score_with(rows, None), score(ordered, seconds)
     lines = [
         text_table(table, "<<>>>>>"),
-        f"{len(rows)} rows: median error {in_words(whole.error, 'share')}; medians of "
-        f"{sum(error < 0.1 for error in apart)} of {len(apart)} groups held out are below 10%",
+        f"{len(rows)} rows: median error {in_words(whole.error, 'share')}, held out "
+        f"{in_words(left.error, 'share')}; {sum(error < 0.1 for error in apart)} of {len(apart)} "
+        "groups are below 10% held out",
         "rank: Spearman's correlation of utilisation. Held out: constants fitted to the chip's "
         "other sources, or to other chips of its kind. Modelled; published figures are recorded",
     ]
