@@ -20,7 +20,7 @@ from toolkit.experts import (
     shared_expert,
     silu_gate,
 )
-from toolkit.experts.products import Weights, megablox
+from toolkit.experts.products import Weights, grouped, megablox, padded
 
 FORMS = ("blocks", "dense", "gather", "padded")
 EXACT = 1e-12  # relative to the largest number, in float64
@@ -238,6 +238,45 @@ def test_the_grouped_product_of_megablox_interpreted(tokens, width):
     assert int(expert_loads(routing.experts, experts)[3]) == 0
     assert all((array[3] == 0).all() for array in ours[1][1])
     close(ours, loss(dense), 1e-4 * width)
+
+
+@pytest.mark.parametrize(("tokens", "own"), [(150, 5), (3, 0), (90, 2)])
+def test_pairs_of_other_devices_are_not_multiplied(tokens, own):
+    """What the product leaves beyond its experts' rows is NaN here, and shows nowhere."""
+    keys, count, width, hidden = jax.random.split(jax.random.key(0), 6), 5, 20, 24
+    x = jax.random.normal(keys[0], (tokens, width))
+    experts = jax.random.randint(keys[1], (tokens, 2), 0, count + 4)
+    experts = jnp.where(experts < own, experts, count)  # expert `count` and those from `own` on
+    shapes = ((width, hidden), (width, hidden), (hidden, width))
+    weights = [jax.random.normal(k, (count, *s)) for k, s in zip(keys[2:], shapes, strict=False)]
+    biases = [jnp.ones((count, s[1])) for s in shapes]
+    seen = []
+
+    def times(sizes, rows, matrices):
+        seen.append(int(sizes.sum()))
+        beyond = (jnp.arange(len(rows)) >= sizes.sum())[:, None]
+        return jnp.where(beyond, jnp.nan, jax.lax.ragged_dot(rows, matrices, sizes))
+
+    def loss(form):
+        def total(x, *weights):
+            out = form(silu_gate, x, experts, Weights(*weights))
+            return jnp.where((experts < count)[..., None], out**2, 0).sum()
+
+        return jax.value_and_grad(total, argnums=range(7))(x, *weights, *biases)
+
+    ours = loss(functools.partial(grouped, times, 8))
+    assert set(seen) == {max(1, int((experts < count).sum()))}
+    close(ours, loss(padded), 1e-4 * width)
+
+
+def test_a_given_expert_that_is_none_changes_no_other_token():
+    _, routing, _, _ = case = draw(ROUTERS["mixtral"], tokens=(40,))
+    x, _, weights, named = case
+    for form in ("blocks", "padded", "dense", "gather"):
+        good = mixture(x, routing, *weights, **named, implementation=form)
+        bad = routing._replace(experts=routing.experts.at[3, 1].set(-1))
+        found = mixture(x, bad, *weights, **named, implementation=form)
+        np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(good, 3, 0), err_msg=form)
 
 
 @pytest.mark.parametrize("form", by_night(FORMS[1:], FORMS))

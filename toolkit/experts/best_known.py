@@ -7,6 +7,7 @@ yet, so those rows cite none and give the reason for the choice.
 import functools
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from toolkit._compat import vary_alike, varying_axes
@@ -52,11 +53,13 @@ def in_best_form(
     implementation: str | None, activation: Activation, x: Array, experts: Array, weights: Weights
 ) -> Array:
     """The outputs of all pairs, in the form asked for, or in the best known of the platform."""
-    x, experts, weights = vary_alike((x, experts, weights))
+    count = weights.gate.shape[0]
+    # No form may count an index below 0 from the end.
+    x, experts, weights = vary_alike((x, jnp.where(experts < 0, count, experts), weights))
     if implementation is not None:
         return FORMS[implementation](activation, x, experts, weights)
     names = {row.platform: row.implementation for row in BEST_KNOWN}
-    if 2 * experts.size <= weights.gate.shape[0]:
+    if 2 * experts.size <= count:
         names["default"] = FEW
     if x.dtype == "float64" or varying_axes(x):  # which the kernel refuses
         del names["tpu"]

@@ -218,24 +218,27 @@ def grouped(
 ) -> Array:
     """Pairs by expert, and times(sizes, rows, matrices) for the products of all experts."""
     count = weights.gate.shape[0]
-    flat = experts.ravel().clip(max=count - 1)
-    pairs, chosen = flat.size, experts.shape[1]
+    flat, chosen = experts.ravel(), experts.shape[1]
+    pairs = flat.size
     order = jnp.argsort(flat, stable=True)
-    # Rows of zeros, up to a multiple, belong to the last expert, because every row needs one.
-    rows = -pairs % multiple
-    order = jnp.concatenate([order, jnp.full(rows, pairs, order.dtype)])
-    owners = jnp.concatenate([flat, jnp.full(1, count - 1, flat.dtype)])[order]
-    sizes = jnp.zeros(count, jnp.int32).at[owners].add(1)
+    # Pairs of other devices, and rows up to a multiple, come last. They belong to no expert, so
+    # `times` skips them and leaves any numbers there, also in gradients: masks keep these out.
+    order = jnp.concatenate([order, jnp.full(-pairs % multiple, pairs, order.dtype)])
+    owners = flat.at[order].get(mode="fill", fill_value=count)
+    sizes = jnp.zeros(count, jnp.int32).at[owners].add(1, mode="drop")
+    sizes = sizes.at[-1].add(sizes.sum() == 0)  # no grid is empty
+    is_own = (owners < count)[:, None]
     biases = {
-        name: None if bias is None else bias[owners]
+        name: None if bias is None else bias.at[owners].get(mode="fill", fill_value=0)
         for name, bias in weights._asdict().items()
         if name.endswith("bias")
     }
     made = expert(
         activation,
-        rows_of(x, order, chosen),
+        jnp.where(is_own, rows_of(x, order, chosen), 0),
         weights._replace(**biases),
         functools.partial(times, sizes),
     )
+    made = jnp.where(is_own, made, 0)
     out = jnp.zeros((pairs, made.shape[1]), made.dtype).at[order].set(made, mode="drop")
     return out.reshape(*experts.shape, -1)
