@@ -85,21 +85,27 @@ def export(
     directory: Annotated[Path, tyro.conf.Positional],
     file: Annotated[Path, tyro.conf.Positional],
     dtype: Literal["float32", "float16", "bfloat16"] = "float16",
+    style: str | None = None,
     imports: OwnModules = (),
 ) -> None:
     """Write a trained model to one file, with the record of its training beside it.
 
     Args:
         directory: the run's folder.
-        file: the file to write, ending in .safetensors.
+        file: the file to write, ending in .safetensors; with --style a new folder.
         dtype: type of the stored numbers.
+        style: write a folder that Hugging Face transformers reads, with its tokenizer: "qwen3" or
+            another model_type that can express the model (docs/models.md lists them).
         imports: a module of your own that registers the model's mixers (repeatable).
     """
+    import json
+
     import_modules(imports)
     from toolkit.language import export_language_model
 
-    path, record = export_language_model(directory, file, dtype=dtype)
-    print(f"{path}: {path.stat().st_size:,} bytes; its record: {record}")
+    path, record = export_language_model(directory, file, dtype=dtype, style=style)
+    size = json.loads(record.read_text())["result"]["size_bytes"]
+    print(f"{path}: {size:,} bytes; its record: {record}")
     print(f'Go on with:  toolkit generate {path} --prompt "The "')
 
 

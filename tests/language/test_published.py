@@ -131,12 +131,18 @@ def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
     assert losses[0] > 1.2 * losses[-1] > 0
     assert load_language_model(run).config == model.config
     cli_language.export(run, file, dtype="float32")
-    capsys.readouterr()
+    theirs = tmp_path / "theirs"
+    cli_language.export(run, theirs, dtype="float32", style="llama")
+    assert f"{theirs}: " in capsys.readouterr().out
+    assert {"config.json", "tokenizer.json", "training.json"} <= {f.name for f in theirs.iterdir()}
+    with pytest.raises(ValueError, match="'qwen3' cannot express"):
+        cli_language.export(run, tmp_path / "no", style="qwen3")
+    with pytest.raises(ValueError, match=r"ends in \.safetensors, or a style"):
+        cli_language.export(run, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
     greedy: Any = {"prompt": "w0 w1 w2", "length": 4, "temperature": 0.0}
-    assert (
-        written(run, capsys, **greedy) == "w0 w1 w2w3 w4 w0 w1\n" == written(file, capsys, **greedy)
-    )
-    for place in (run, file):
+    for place in (run, file, theirs):
+        assert written(place, capsys, **greedy) == "w0 w1 w2w3 w4 w0 w1\n"
         assert find_special_tokens(place) == SpecialTokens(START, (STOP, 39))
     # Resumed, nothing is left to do; from another start, it is another run.
     before = (run / "metrics.jsonl").read_bytes()

@@ -1,4 +1,4 @@
-"""Export of a run's model to one file, with the record of its training."""
+"""Export of a run's model to one file or a Hugging Face folder, with the record of its training."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from toolkit.language.tokens import (
     tokenizer_beside,
     write_special_tokens,
 )
-from toolkit.looped import parameter_count, save_model
+from toolkit.looped import parameter_count, save_checkpoint, save_model
 from toolkit.training import read_metrics
 
 SUFFIX = ".safetensors"
@@ -24,22 +24,25 @@ SUFFIX = ".safetensors"
 
 @checked
 def export_language_model(
-    directory: Path, path: Path, *, dtype: str = "float16"
+    directory: Path, path: Path, *, dtype: str = "float16", style: str | None = None
 ) -> tuple[Path, Path]:
-    """Write the newest parameters of a run to one file, with the record of their training beside
-    it.
+    """Write the newest parameters of a run to one file, or to a folder for Hugging Face
+    transformers, with the record of their training.
 
     Args:
         directory: a folder written by `train_language_model`.
-        path: the file of parameters, ending in .safetensors; the record is the same name with
-            .json.
+        path: the file of parameters, ending in .safetensors, and the record is the same name with
+            .json; with a `style` the new folder, in which the record is training.json.
         dtype: how numbers are stored, see `toolkit.looped.save_model`.
+        style: the `model_type` of the folder's config.json, see `toolkit.looped.save_checkpoint`;
+            the tokenizer and the special tokens come along. None: one file.
 
     Returns:
         The two paths.
 
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
+        ValueError: when models of this style cannot express the run's.
 
     Example:
         >>> from toolkit.looped import LoopedConfig
@@ -48,29 +51,37 @@ def export_language_model(
         >>> [path.name for path in export_language_model("run", "small.safetensors")]
         ['small.safetensors', 'small.json']
     """
-    path = Path(path)
-    if path.suffix != SUFFIX:
-        raise ValueError(f"path: got {str(path)!r}, wanted a name that ends in {SUFFIX}")
-    model = load_language_model(directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_model(model, path, dtype=dtype)
-    facts = read_run(Path(directory))
+    path, directory = Path(path), Path(directory)
+    if style is None and path.suffix != SUFFIX:
+        raise ValueError(
+            f"path: got {str(path)!r}, wanted a name that ends in {SUFFIX}, or a style"
+        )
+    model, special = load_language_model(directory), find_special_tokens(directory)
+    if style is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_model(model, path, dtype=dtype)
+        if (tokenizer := directory / TOKENIZER).is_file():
+            shutil.copyfile(tokenizer, tokenizer_beside(path))
+        write_special_tokens(path, special)
+    else:
+        ids = {"bos_token_id": special.start, "eos_token_id": special.stops}
+        how: Any = {"dtype": dtype, "settings": ids, "tokenizer": directory}
+        save_checkpoint(model, path, style=style, **how)
+    facts = read_run(directory)
     # A run of an earlier version does not record it; its tokens are bytes unless it read an array.
     texts = facts["configuration"]["training"]["text"]
     is_array = any(
         str(text).endswith(".npy") for text in ([texts] if isinstance(texts, str) else texts)
     )
     per_token = facts.setdefault("bytes_per_token", None if is_array else 1.0)
-    if (tokenizer := Path(directory) / TOKENIZER).is_file():
-        shutil.copyfile(tokenizer, tokenizer_beside(path))
-    write_special_tokens(path, find_special_tokens(Path(directory)))
-    facts["result"] = _result(Path(directory), per_token) | {
+    files = [path] if style is None else sorted(path.glob(f"*{SUFFIX}"))
+    facts["result"] = _result(directory, per_token) | {
         "parameters": parameter_count(model.config),
         "stored_as": dtype,
-        "size_bytes": path.stat().st_size,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "size_bytes": sum(file.stat().st_size for file in files),
+        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
     }
-    record = path.with_suffix(".json")
+    record = path.with_suffix(".json") if style is None else path / "training.json"
     record.write_text(json.dumps(facts, indent=1) + "\n")
     return path, record
 
