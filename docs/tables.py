@@ -19,7 +19,7 @@ from floors import FLOORS  # noqa: E402  (found by the line above)
 import toolkit  # noqa: E402
 from toolkit.looped.checkpoints.families import FAMILIES, NOT_READ, Family  # noqa: E402
 from toolkit.looped.checkpoints.names import STYLES  # noqa: E402
-from toolkit.looped.checkpoints.reading import FIXED, WHY, reads_of  # noqa: E402
+from toolkit.looped.checkpoints.reading import FIXED, WHY  # noqa: E402
 from toolkit.looped.checkpoints.settings import ARCHITECTURES  # noqa: E402
 
 
@@ -61,16 +61,12 @@ def families() -> str:
     for style, family in sorted(FAMILIES.items()):
         text = f"as `{style}_text`" if f"{style}_text" in ARCHITECTURES else "no"
         written = "yes" if style in ARCHITECTURES else text
-        block = {**family.switches, **family.attention, **family.dense}
-        own = [name for name in reads_of(family) if name not in ("rms_norm_eps", "hidden_act")]
-        fixed = dict(family.fixed)
-        if family.spelling is not None:
-            own = [*dict.fromkeys(" ".join(family.spelling.sizes.values()).split())]
-            fixed = {name: (value, None) for name, value in family.spelling.only.items()}
+        block = {path.rpartition(".")[2]: value for path, value in family.switches.items()}
+        own = [name for name, read in family.reads.items() if read and name != "hidden_act"]
         cells = (
             f"`{style}`", written, _layers(family), _ticked(_options(block)),
             f"`{family.router}`" if family.router else "", _ticked(own),
-            ", ".join(f"`{name}` other than `{a[0]}`" for name, a in fixed.items()),
+            ", ".join(f"`{name}` other than `{a[0]}`" for name, a in family.fixed.items()),
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| refused of every family that does not read it | because |", "|---|---|"]
@@ -84,8 +80,8 @@ def families() -> str:
 
 
 def _layers(family: Family) -> str:
-    if family.spelling is not None:
-        words = list(dict.fromkeys(family.spelling.words.values()))
+    if family.layers == "listed":
+        words = list(dict.fromkeys(family.words.values()))
     elif family.word or family.layers == "alike":
         words = [family.word or "full"]
     else:

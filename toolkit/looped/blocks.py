@@ -36,9 +36,10 @@ class Block(nnx.Module):
 
         F(h) = h + Mixer(Norm(h)) + FeedForward(Norm(h))      `shared_norm`: one norm for both
 
-    What a sub-layer adds is multiplied by `residual_scale`. Where the word of the feed-forward
-    layer is "none", the mixer is the only sub-layer and no norm follows it. With `streams` or
-    `attention_residual`, `connections` stand in place of these additions; see
+    What a sub-layer adds is multiplied by `residual_scale`, and the stream by `stream_scale`; with
+    `carry_norm` it is the normed one, h' = a Norm(h) + b Mixer(Norm(h)), as in MiniMax. Where the
+    word of the feed-forward layer is "none", the mixer is the only sub-layer and no norm follows
+    it. With `streams` or `attention_residual`, `connections` stand in place of these additions; see
     `toolkit.looped.residual`.
 
     Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
@@ -54,11 +55,11 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
         feed_forward: str = "swiglu",
         stack: str = "blocks",
-        place: int = 0,
-        is_last: bool = True,
+        depth: tuple[int, int] = (0, 1),
     ):
         width, dtype = config.width, config.compute_dtype
-        self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs), config.ladder_residual
+        how: dict[str, Any] = {"depth": depth} if LAYERS[word].has_depth else {}
+        self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs, **how), config.ladder_residual
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
         is_softmax = self.mixer.word in ("full", "window", "nope")
 
@@ -79,8 +80,10 @@ class Block(nnx.Module):
         self.feed_forward_end_norm = norm(is_fed and config.sandwich_norm)
         self.is_parallel, self.has_one_norm = config.parallel_residual, config.shared_norm
         self.residual_scale, self.normalises_sum = config.residual_scale, config.norm_of_sum
+        self.stream_scale, self.carries_norm = config.stream_scale, config.carry_norm
         is_connected = config.streams is not None or config.attention_residual is not None
-        where = {"stack": stack, "place": place, "is_last": is_last, "is_fed": is_fed}
+        place, layers = depth
+        where = {"stack": stack, "place": place, "is_last": place + 1 == layers, "is_fed": is_fed}
         self.connections: Any = (
             Connections(config, rngs=rngs, **where) if is_connected else nnx.data(None)
         )
@@ -193,14 +196,18 @@ class Block(nnx.Module):
 
     def _finish(self, h, mixed, *, is_ladder):
         before = h
-        h = self._added(h, mixed, self.mixer_end_norm)
+        h = self._added(self._stream(h, self.mixer_norm), mixed, self.mixer_end_norm)
         if not self.is_fed:
             return ((h, before) if is_ladder else h), None
         read = before if is_ladder or self.is_parallel else h
         norm = self.mixer_norm if self.has_one_norm else self.feed_forward_norm
         fed, routing = self.feed_forward.routed(read if norm is None else norm(read))
-        out = self._added(h, fed, self.feed_forward_end_norm)
+        out = self._added(self._stream(h, norm), fed, self.feed_forward_end_norm)
         return ((out, h) if is_ladder else out), routing
+
+    def _stream(self, h, norm):
+        h = norm(h) if self.carries_norm else h
+        return h if self.stream_scale == 1 else h * jnp.asarray(self.stream_scale, h.dtype)
 
     def _added(self, h, more, norm):
         if self.normalises_sum and norm is not None:

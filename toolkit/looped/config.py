@@ -22,6 +22,7 @@ from toolkit.looped.windows import parsed_windows
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITIVE = (
     "rope_theta", "norm_epsilon", "embedding_std", "embedding_scale", "residual_scale",
+    "stream_scale",
     "head_scale", "head_soft_cap",
 )  # fmt: skip
 
@@ -76,6 +77,7 @@ class LoopedConfig(LayerConfig):
             as in OLMo 2.
         norm_of_sum: with `sandwich_norm`, the second norm is of the stream with that output added.
         norm_before_coda: apply the final norm after the last loop too, before the coda.
+        carry_norm: the stream to which a sub-layer adds is the normed one that it reads.
         parallel_residual: both sub-layers of a block read the stream before it (see `Block`).
         shared_norm: they also share the norm of their input.
         ladder_residual: each sub-layer reads the stream as it was before the preceding one, so that
@@ -98,6 +100,7 @@ class LoopedConfig(LayerConfig):
         tied_embedding: the output head is the embedding transposed, not a table of its own.
         embedding_scale: factor of the embedded tokens, width^1/2 in Gemma.
         residual_scale: factor of what a sub-layer adds to the stream, as in Granite.
+        stream_scale: factor of the stream to which a sub-layer adds, as in MiniMax.
         head_scale: factor of the logits.
         head_bias: add a bias to the logits.
         head_soft_cap: bound c of the logits, which become c tanh(logits / c), as in Gemma 2.
@@ -145,6 +148,7 @@ class LoopedConfig(LayerConfig):
     sandwich_norm: bool = False
     norm_of_sum: bool = False
     norm_before_coda: bool = False
+    carry_norm: bool = False
     parallel_residual: bool = False
     shared_norm: bool = False
     ladder_residual: bool = False
@@ -158,6 +162,7 @@ class LoopedConfig(LayerConfig):
     tied_embedding: bool = True
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    stream_scale: float = 1.0
     head_scale: float = 1.0
     head_bias: bool = False
     head_soft_cap: float | None = None
@@ -337,6 +342,14 @@ class LoopedConfig(LayerConfig):
                 "pre_norm is off, and so is sandwich_norm: nothing would bound the stream; turn "
                 "one of them on."
             )
+        if self.carry_norm and not self.pre_norm:
+            raise ValueError("carry_norm without pre_norm: turn one off, or the other on.")
+        for name in ("parallel_residual", "ladder_residual", "streams", "attention_residual"):
+            if getattr(self, name) and (self.carry_norm or self.stream_scale != 1):
+                raise ValueError(
+                    f"{name} keeps the stream as it is; turn it off, or carry_norm off and "
+                    "stream_scale to 1."
+                )
         if self.parallel_residual and self.ladder_residual:
             raise ValueError(
                 "parallel_residual and ladder_residual exclude each other; turn one of them off."

@@ -82,12 +82,11 @@ class LoopedLM(nnx.Module):
         )
 
         def stack(layers: list[tuple[str, str]], name: str) -> Any:
-            last = len(layers) - 1
             return module_list(
                 [
                     Block(
-                        word, config, rngs=rngs, feed_forward=fed, stack=name, place=place,
-                        is_last=place == last,
+                        word, config, rngs=rngs, feed_forward=fed, stack=name,
+                        depth=(place, len(layers)),
                     )
                     for place, (word, fed) in enumerate(layers)
                 ]

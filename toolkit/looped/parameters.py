@@ -147,7 +147,7 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
         word = LAYERS[word].mixer or word
         row, sizes = mixer(word, sliding_window=window) if window else mixer(word), (size, size)
     else:
-        (_, heads, *sizes), row = own, mixer(word)
+        (_, heads, *sizes), row = own, mixer(LAYERS[word].mixer or word)
     return row.step_flops(1, context, heads, *sizes, **row.options)
 
 

@@ -190,13 +190,21 @@ def _check_config(config: LoopedConfig) -> None:
             raise ValueError(
                 f"model: {name}={getattr(config, name)!r} is not modelled; want it off"
             )
-    for name in ("pre_norm", "norm", "embedding_scale", "residual_scale", "head_scale"):
+    for name in (
+        "pre_norm",
+        "carry_norm",
+        "stream_scale",
+        "norm",
+        "embedding_scale",
+        "residual_scale",
+        "head_scale",
+    ):
         if getattr(config, name) != getattr(LoopedConfig, name):
             raise ValueError(
                 f"model: {name}={getattr(config, name)!r} is not modelled; want "
                 f"{getattr(LoopedConfig, name)!r}"
             )
-    other = sorted({"nope", "conv"} & {*config.layers})
+    other = sorted({"nope", "conv", "lightning"} & {*config.layers})
     if other or config.swiglu != type(config.swiglu)():
         named = f"the layer {other[0]!r}" if other else "options of swiglu"
         raise ValueError(f"model: {named} are not modelled; want 'full' layers and plain SwiGLUs")

@@ -13,10 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from their_models import (
+    IDS,
+    TOLERANCE,
+    check_there_and_back,
+    error_of,
+    logits_of,
+    made,
+    some_tokens,
+)
 from tiers import by_night
 
-from toolkit.looped import decode_step, load_checkpoint, prefill, save_checkpoint
+from toolkit.looped import load_checkpoint, prefill, save_checkpoint
 from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.families.attention import ATTENTION
 from toolkit.looped.checkpoints.reading import fields_of
@@ -28,9 +36,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
-TOLERANCE = 1e-5  # relative to the largest logit
-SHOWS = 1e-3  # likewise: what a change moves them at least
-TIME, WRITTEN, LONGEST = 13, 20, 64
+SHOWS = 1e-3  # of the largest logit: what a change moves them at least
+LONGEST = 64
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -39,9 +46,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": LONGEST,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 60,
+    **IDS,
 }
 TYPES = ["sliding_attention", "full_attention"] * 2
 ROPE = {"rope_type": "default", "rope_theta": 300.0}
@@ -123,46 +128,13 @@ CASES = {
 BY_DAY = {"gemma2", "granite", "phi3"}
 
 
-def made(style, settings):
-    """Their model and its configuration."""
-    name = ARCHITECTURES[style]
-    suffix = "TextConfig" if style.endswith("_text") else "Config"
-    config = getattr(transformers, name + suffix)(**SIZES | settings)
-    config._attn_implementation = "eager"
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
-
-
 def published(style, folder, **settings):
     """A random model of theirs, saved as its authors would."""
-    model = made(style, CASES[style].settings | settings if style in CASES else settings)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_scale = parameter.ndim == 1 and not name.endswith("bias")
-            spread = 0.2 * torch.randn(parameter.shape, generator=generator)
-            parameter.copy_((parameter if is_scale else 0.0) + spread)
+    settings = CASES[style].settings | settings if style in CASES else settings
+    suffix = "TextConfig" if style.endswith("_text") else "Config"
+    model = made(ARCHITECTURES[style], SIZES | settings, suffix)
     model.save_pretrained(folder)
     return model
-
-
-def some_tokens(time=TIME):
-    return np.random.default_rng(0).integers(0, 60, (2, time))
-
-
-def logits_of(model, tokens):
-    with torch.no_grad():
-        return model(torch.tensor(tokens)).logits.numpy()
-
-
-def error_of(model, tokens, wanted):
-    """The largest difference of our logits, of the largest of theirs."""
-    found = np.asarray(jax.jit(type(model).__call__)(model, tokens))
-    return np.abs(found - wanted).max() / np.abs(wanted).max()
-
-
-def parameters(model):
-    flat = nnx.to_flat_state(nnx.state(model))
-    return {".".join(map(str, path)): np.asarray(variable[...]) for path, variable in flat}
 
 
 def test_every_family_has_a_case():
@@ -171,33 +143,10 @@ def test_every_family_has_a_case():
 
 @pytest.mark.parametrize("style", by_night({*CASES} - BY_DAY, CASES))
 def test_there_and_back(style, tmp_path):
-    theirs, tokens = published(style, tmp_path / "theirs"), some_tokens()
-    wanted = logits_of(theirs, tokens)
-    assert np.std(wanted) > 0.3
-    model = load_checkpoint(tmp_path / "theirs")
-    assert error_of(model, tokens, wanted) <= TOLERANCE
-    changed = load_checkpoint(tmp_path / "theirs", **CASES[style].change)
-    assert error_of(changed, tokens, wanted) > SHOWS
-
-    text, step = tokens, jax.jit(decode_step)
-    logits, cache = prefill(model, jnp.asarray(tokens), TIME + WRITTEN)
-    for _ in range(WRITTEN):
-        best = logits_of(theirs, text)[:, -1].argmax(-1)
-        np.testing.assert_array_equal(np.argmax(logits, axis=-1), best)
-        text = np.concatenate([text, best[:, None]], axis=1)
-        logits, cache = step(model, jnp.asarray(best), cache)
-
-    ids = {"eos_token_id": 60, "max_position_embeddings": LONGEST}
-    save_checkpoint(model, tmp_path / "ours", style=style, settings=ids)
-    back = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "ours", attn_implementation="eager"
-    )
-    assert type(back) is type(theirs)
-    np.testing.assert_allclose(logits_of(back.eval(), tokens), wanted, rtol=0, atol=TOLERANCE)
-    again = load_checkpoint(tmp_path / "ours")
-    ours, read = parameters(model), parameters(again)
-    assert list(ours) == list(read)
-    assert all((read[name] == array).all() for name, array in ours.items())
+    theirs, tokens = published(style, tmp_path), some_tokens()
+    check_there_and_back(theirs, tmp_path, style)
+    changed = load_checkpoint(tmp_path, **CASES[style].change)
+    assert error_of(changed, tokens, logits_of(theirs, tokens)) > SHOWS
 
 
 ROPES = {
@@ -261,6 +210,7 @@ def moved(name, value):
         return [True, 2]
     if name == "rope_parameters":
         inner = [(key, other) for key, own in value.items() for other in moved(key, own)]
+        inner += [("partial_rotary_factor", 0.5)] if "rope_theta" in value else []
         return [{**value, key: other} for key, other in inner]
     return ["gelu", None] if name in ("hidden_act", "hidden_activation") else []
 

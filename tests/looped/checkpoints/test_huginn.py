@@ -106,7 +106,7 @@ def test_steps_with_a_cache_are_the_parallel_form(folder):
         ({"nonlin_name": "GELU"}, "nonlin_name 'GELU'; known is 'SiLU'"),
         ({"n_layers_in_coda": None}, "does not say 'n_layers_in_coda'"),
         ({"mean_recurrence": None}, "does not say 'mean_recurrence'"),
-        ({"gate": 1}, "gate 1, which is not known of this family"),
+        ({"gate": 1}, "gate 1, which models of this family do not have"),
     ],
 )
 def test_what_is_not_huginn_is_refused(tmp_path, changes, message):

@@ -399,9 +399,9 @@ def test_what_does_not_fit_is_named(tmp_path, settings, change, words):
     ("change", "words"),
     [
         ({"kv_lora_rank": None}, "does not say 'kv_lora_rank'"),
-        ({"kv_lora_rank": "16"}, "kv_lora_rank '16'; it must be a int"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; known are 1"),
-        ({"rope_interleave": False}, "rope_interleave False; known are True"),
+        ({"kv_lora_rank": "16"}, "kv_lora_rank '16'; it must be a whole number"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; known is 1"),
+        ({"rope_interleave": False}, "rope_interleave False; known is True"),
         ({"rope_parameters": YARN | {"mscale": None}}, "does not say 'mscale' of its YaRN"),
         ({"rope_parameters": YARN | {"rope_type": "linear"}}, "known are 'default', 'yarn'"),
     ],

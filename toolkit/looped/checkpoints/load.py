@@ -28,7 +28,10 @@ from toolkit.looped.checkpoints.weights import (
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
 
-UNREAD = re.compile(r"rotary_emb\.inv_freq$|^freqs_cis$|^mtp\.|^(model\.)?visual\.")
+UNREAD = re.compile(
+    r"rotary_emb\.inv_freq$|^freqs_cis$|^mtp\.|^(model\.)?visual\.|\.slope_rate$"
+    r"|\.(query|key|diagonal)_decay$"
+)
 """Tensors that are skipped: tables that the model computes, heads for multi-token prediction, and
 the vision tower of a multimodal model."""
 

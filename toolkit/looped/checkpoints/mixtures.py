@@ -82,8 +82,9 @@ def _switches(router: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if router in READS_NORM_TOPK and settings.get("norm_topk_prob") is not None:
         found["normalise"] = bool(settings["norm_topk_prob"])
-    if "routed_scaling_factor" in settings and ROUTERS[router].shared == "added":
-        found["scale"] = float(settings["routed_scaling_factor"])
+    scale = settings.get("routed_scaling_factor")
+    if scale is not None and ROUTERS[router].shared == "added":
+        found["scale"] = float(scale)
     if router == "deepseek_v2":
         method = settings.get("topk_method") or "greedy"
         if method not in ("greedy", "group_limited_greedy"):

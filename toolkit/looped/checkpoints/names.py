@@ -211,6 +211,19 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
         "mamba2": MAMBA2,
     },
     "mamba2": {"mamba2": MAMBA2},
+    "minimax": {
+        "full": SOFTMAX_STYLES["llama"]["full"],
+        "lightning": (
+            WeightRule(
+                ("qkv_proj.weight",),
+                ("query.kernel", "key.kernel", "value.kernel"),
+                lambda layer, fused: by_head(fused, *(3 * (layer.sizes.key_size,))),
+            ),
+            projection("gate", "output_gate.weight"),
+            vector("norm.scale", "norm.weight"),
+            projection("output", "out_proj.weight"),
+        ),
+    },
 }
 """Rules by style and the layer's word: every tensor and every parameter of the layer, once. A style
 has the name that Hugging Face transformers gives the architecture; "rwkv7" has the names of the

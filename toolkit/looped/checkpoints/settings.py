@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.experts import ROUTERS
-from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX, WORDS
-from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX
 from toolkit.looped.checkpoints.families.rope import rope_settings
-from toolkit.looped.checkpoints.families.spelling import spelled_settings
+from toolkit.looped.checkpoints.families.scalars import owner_of
 from toolkit.looped.checkpoints.mixtures import HIDDEN_IS_OF_EXPERTS
 from toolkit.looped.checkpoints.reading import fields_of, reads_of
 from toolkit.looped.config import LoopedConfig
@@ -42,6 +41,7 @@ ARCHITECTURES = {
     "llama": "Llama",
     "mamba2": "Mamba2",
     "minicpm3": "MiniCPM3",
+    "minimax": "MiniMax",
     "ministral": "Ministral",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
@@ -66,7 +66,7 @@ ARCHITECTURES = {
 }
 """What transformers calls the families' classes, before "ForCausalLM"."""
 
-LISTS_FEED_FORWARDS = ("glm4_moe_lite",)
+LISTS_FEED_FORWARDS = ("glm4_moe_lite", "kimi_linear")
 """Families whose config.json names the feed-forward layer of every layer."""
 
 OF_TRAINING = {
@@ -74,6 +74,8 @@ OF_TRAINING = {
 }  # fmt: skip
 """Fields of `LoopedConfig` that change nothing in what a trained model computes."""
 
+ROTARY = ("full", "window", "mla")
+"""Layers whose positions turn."""
 
 NONE_IS_NONE = (
     "head_soft_cap", "logits_soft_cap", "rotary_factor", "rotary_divisors", "rotary_amplitude",
@@ -85,115 +87,82 @@ NONE_IS_NONE = (
 def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
     """The settings of config.json with which this family would be this model."""
     family = FAMILIES[style]
-    if family.spelling is not None:
-        named = {"model_type": style, "architectures": [f"{ARCHITECTURES[style]}ForCausalLM"]}
-        return named | _spelled(family, config)
-    found = {
+    found: dict[str, Any] = {
         "model_type": style,
         "architectures": [f"{ARCHITECTURES[style]}ForCausalLM"],
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
         "num_hidden_layers": len(config.layers),
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.feed_forward_size,
-        "tie_word_embeddings": config.tied_embedding,
         "pad_token_id": None,  # some families would have one beyond a small vocabulary
+        **{name: allowed[0] for name, allowed in family.fixed.items()},
     }
-    if "hidden_activation" not in family.reads:
+    if not {"hidden_act", "hidden_activation"} & {*family.reads, *family.fixed}:
         found["hidden_act"] = "silu"
-    softmax = next((getattr(config, word) for word in config.layers if word in SOFTMAX), None)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
-    if softmax is not None:
-        found["num_key_value_heads"] = softmax.key_value_heads or config.heads
-        found["head_dim"] = softmax.head_size or config.width // config.heads
-        turned = [word for word in config.layers if word in SOFTMAX and word != "nope"]
-        rope = _rope(config, turned[0]) if turned else rope
-    if family.ropes:
-        kinds = {"full_attention": "full", "sliding_attention": "window"}
-        rope = {theirs: _rope(config, ours) for theirs, ours in kinds.items()}
-    for name, setting in reads_of(family).items():
-        value = _value_of(setting.ours[0], family.fed, config)
-        found[name] = None if value is None else setting.write(value, found)
+    for name, setting in reads_of(family):
+        values = [v for path in setting.ours for v in _values_of(path, family.fed, config)]
+        if values:
+            found[name] = None if values[0] is None else setting.write(values[0], found)
     if family.word == "mla":
-        found |= _latent_settings(config)
-        if config.mla.yarn_factor is not None:
-            own = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-            rope |= {name: getattr(config.mla, f"yarn_{name}") for name in own}
-            rope["rope_type"] = "yarn"
-            rope["original_max_position_embeddings"] = config.mla.yarn_original_length
-    elif family.layers == "types":
-        words = {ours: theirs for theirs, ours in WORDS.items()} | {"nope": "full_attention"}
-        found["layer_types"] = [words.get(word, word) for word in config.layers]
+        found |= {"num_key_value_heads": config.heads, "rope_interleave": True}
+    elif family.layers in ("types", "listed"):
+        kinds = {ours: theirs for theirs, ours in family.words.items()}
+        kinds = {"nope": "full_attention"} | kinds
+        found["layer_types"] = [kinds.get(word, word) for word in config.layers]
     if style == "smollm3":
         found["no_rope_layers"] = [int(word != "nope") for word in config.layers]
     windows = "window" in config.layers
-    if windows or family.layers != "alike":
-        found["sliding_window"] = config.window.sliding_window if windows else None
+    if family.layers in ("types", "window") and family.word is None:
+        found.setdefault("sliding_window", None)
     if style in ("qwen2", "qwen3", "smollm3"):
         found["use_sliding_window"] = windows
         found["max_window_layers"] = list(config.layers).index("window") if windows else 0
-    if "gdn" in config.layers:
-        sizes = LAYERS["gdn"].sizes_of(config)
-        found |= {
-            "linear_num_key_heads": sizes.heads,
-            "linear_num_value_heads": sizes.value_heads,
-            "linear_key_head_dim": sizes.key_size,
-            "linear_value_head_dim": sizes.values // sizes.value_heads,
-            "linear_conv_kernel_dim": config.gdn.convolution_size,
-        }
-    if style == "ouro":
-        found["total_ut_steps"] = config.loops
-    if family.router is not None:
+    if family.router is not None and "moe" in config.feed_forward_words:
         found |= _mixture_settings(family.router, config)
-    if style in LISTS_FEED_FORWARDS:
-        kinds = {"moe": "sparse", "swiglu": "dense"}
-        found["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
+        if style in LISTS_FEED_FORWARDS:
+            del found["first_k_dense_replace"]
+            kinds = {"moe": "sparse", "swiglu": "dense"}
+            found["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
+        theirs = {usual: own for own, usual in family.renamed.items()}
+        found = {theirs.get(name, name): value for name, value in found.items()}
     if family.ropes:
-        return found | {"rope_parameters": rope}
-    return found | {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+        kinds = {"full_attention": "full", "sliding_attention": "window"}
+        rope = {theirs: _rope(config, ours) for theirs, ours in kinds.items()}
+        return family.written(found | {"rope_parameters": rope})
+    turned = next((word for word in config.layers if word in ("full", "window", "mla")), None)
+    if turned and "rope_parameters" not in family.harmless:
+        rope = _rope(config, turned)
+        found |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    return family.written(found)
 
 
 def _rope(config: LoopedConfig, word: str) -> dict[str, Any]:
     options = getattr(config, word)
-    return rope_settings(options, options.rope_theta or config.rope_theta)
+    if word != "mla":
+        return rope_settings(options, options.rope_theta or config.rope_theta)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
+    if options.yarn_factor is None:
+        return rope
+    own = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    original = {"original_max_position_embeddings": options.yarn_original_length}
+    return rope | {n: getattr(options, f"yarn_{n}") for n in own} | original | {"rope_type": "yarn"}
 
 
-def _value_of(path: str, fed: str, config: LoopedConfig) -> Any:
-    """The value of a path of `scalars.py`."""
-    owner, _, name = path.rpartition(".")
+def _values_of(path: str, fed: str, config: LoopedConfig) -> list[Any]:
+    """The value of a path in a list; none if the model has no such layer."""
+    owner, name = owner_of(path), path.rpartition(".")[2]
     if not owner:
-        return getattr(config, name)
-    words = [word for word in config.layers if word in SOFTMAX] if owner == "softmax" else [fed]
-    value = getattr(getattr(config, words[0]), name) if words else None
-    if name == "score_scale" and value is None and words:
-        return LAYERS[words[0]].sizes_of(config).head_size ** -0.5
-    return value
-
-
-def _spelled(family: Family, config: LoopedConfig) -> dict[str, Any]:
-    spelling: Any = family.spelling
-    found = spelled_settings(spelling, config)
-    if family.router is not None and "moe" in config.feed_forward_words:
-        kinds = {"moe": "sparse", "swiglu": "dense"}
-        usual = _mixture_settings(family.router, config)
-        usual.pop("first_k_dense_replace", None)
-        usual["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
-        theirs = {usual: own for own, usual in spelling.renamed.items()}
-        found |= {theirs.get(name, name): value for name, value in usual.items()}
-    return spelling.written(found)
-
-
-def _latent_settings(config: LoopedConfig) -> dict[str, Any]:
-    options = config.mla
-    return {
-        "kv_lora_rank": options.latent_size,
-        "q_lora_rank": options.query_latent_size,
-        "qk_nope_head_dim": options.key_size,
-        "qk_rope_head_dim": options.rope_size,
-        "v_head_dim": options.value_size,
-        "num_key_value_heads": config.heads,
-        "rope_interleave": True,
-    }
+        return [config.feed_forward_size if name == "feed_forward" else getattr(config, name)]
+    word = fed if owner == "fed" else owner
+    if owner == "softmax":
+        word = next((word for word in config.layers if word in SOFTMAX), "")
+    if word in config.feed_forward_words:
+        return [getattr(getattr(config, word), name)]
+    if word not in config.layers:
+        return []
+    sizes = LAYERS[word].sizes_of(config)
+    if name == "score_scale":
+        return [getattr(config, word).score_scale or sizes.head_size**-0.5]
+    # What is None follows from other sizes, and is written out as what follows.
+    own = getattr(sizes, name, None)
+    return [getattr(getattr(config, word), name) if own is None else own]
 
 
 def _mixture_settings(router: str, config: LoopedConfig) -> dict[str, Any]:
@@ -243,18 +212,14 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
     if {*config.feed_forward_words} == {"moe"}:
         del ours["feed_forward"]
     # What is None follows from other sizes, and was written out as what follows.
-    spelling = FAMILIES[style].spelling
-    without_use = (
-        {"rope_theta"} if spelling is None else {"heads", "rope_theta"} - {*spelling.sizes}
-    )
     odd = [
         name
         for name, value in ours.items()
-        if name not in OF_TRAINING | without_use and _differs(name, value, theirs[name])
+        if name not in OF_TRAINING | {"rope_theta"} and _differs(name, value, theirs[name])
     ]
     for word in sorted({*config.layers, *config.feed_forward_words}):
         mine, other = (dataclasses.asdict(getattr(c, word)) for c in (config, read))
-        for held, model in ((mine, config), (other, read)):
+        for held, model in ((mine, config), (other, read)) if word in ROTARY else ():
             held["rope_theta"] = held.get("rope_theta") or model.rope_theta
         odd += [
             f"{word}.{name}"

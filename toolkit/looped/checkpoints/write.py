@@ -32,7 +32,12 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
-OF_BLOCKS = {"mixtral": "gate", "kimi_linear": "gate", "granitemoehybrid": "input_linear"}
+OF_BLOCKS = {
+    "mixtral": "gate",
+    "kimi_linear": "gate",
+    "minimax": "gate",
+    "granitemoehybrid": "input_linear",
+}
 """Families whose mixtures are "block_sparse_moe", and a tensor by which they are known."""
 
 GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -30,6 +30,7 @@ linear/gates.py             decays, time steps, low-rank maps and norms that sev
 linear/convolution.py       ConvolutionLayer: a short convolution between gates, as in LFM2; and
                             the short convolution in front of several
 linear/linear_attention.py  linear attention, retention, gated linear attention, HGRN2
+linear/lightning.py         MiniMax's lightning attention
 linear/mamba2.py            Mamba-2
 linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
 linear/error_free.py        error-free linear attention
@@ -76,8 +77,8 @@ LAYERS: Registry[Any] = Registry(
     for pair in _layers(package, list(path))
 )
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
-"mla", whose mixer takes the residual stream, "nope", which is "full" without positions, and
-"conv"."""
+"mla", whose mixer takes the residual stream, "nope", which is "full" without positions, "conv",
+and "lightning", which is computed by another's mixer."""
 
 
 @checked

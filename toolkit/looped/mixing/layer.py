@@ -103,12 +103,14 @@ class MixingLayer(ConfiguredLayer):
         starts_from_attention: whether it can take over attention's queries, keys, values and
             output, so that `toolkit.conversion` can replace attention by it.
         can_cut_time: whether it can mix sequences sharded over devices.
+        has_depth: whether it is made with `depth`, its number in the stack and the number of all.
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
     """
 
     mixer: ClassVar[str] = ""
     is_recurrent: ClassVar[bool] = False
     starts_from_attention: ClassVar[bool] = False
+    has_depth: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
 
     @classmethod

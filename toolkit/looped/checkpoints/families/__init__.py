@@ -7,10 +7,9 @@ recurrent.py   the rows of families with recurrent layers
 huginn.py      the row of Huginn, which loops
 scalars.py     settings that are fields of ours
 rope.py        rotary positions
-spelling.py    families whose whole config.json is said by a table
 """
 
-from toolkit.looped.checkpoints.families.family import Family
-from toolkit.looped.checkpoints.families.table import FAMILIES, NOT_READ, PREFIXES, SOFTMAX, WORDS
+from toolkit.looped.checkpoints.families.family import WORDS, Family
+from toolkit.looped.checkpoints.families.table import FAMILIES, NOT_READ, PREFIXES, SOFTMAX
 
 __all__ = ["FAMILIES", "NOT_READ", "PREFIXES", "SOFTMAX", "WORDS", "Family"]

@@ -51,6 +51,8 @@ ACT = {"hidden_act": scalars.ACTIVATION}
 LLAMA = ACT | {"attention_bias": scalars.ATTENTION_BIAS, "mlp_bias": scalars.FED_BIAS}
 _AFTER = {"pre_norm": False, "sandwich_norm": True}
 _LAYER_NORM = {"norm": "layer"}
+_QK_NORM = {"softmax.query_key_norm": True}
+_FULL_BIASES = {"softmax.projection_biases": True, "softmax.output_bias": True}
 _EPSILON = {"layer_norm_eps": scalars.EPSILON}
 _BIASES = {"attention_bias": scalars.ATTENTION_BIAS, "mlp_bias": scalars.FED_BIAS}
 _COHERE = {"norm": "layer_without_bias", "parallel_residual": True, "shared_norm": True}
@@ -75,7 +77,9 @@ _TANH = {"hidden_act": "gelu_pytorch_tanh"}
 _GLM4 = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
 _ONE_WAY = {"use_bidirectional_attention": (False, None)}
 _GATELESS = {"fed": "mlp", "switches": _LAYER_NORM}
-_MINICPM3 = {"scale_emb": 1, "scale_depth": 1.4, "dim_model_base": 1}
+_MINICPM3 = {
+    "rms_norm_eps": 1e-5, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
+}  # fmt: skip
 
 ATTENTION: dict[str, Family] = {
     "arcee": Family(
@@ -97,7 +101,7 @@ ATTENTION: dict[str, Family] = {
         defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
     ),
     "exaone4": Family(
-        "softmax", switches=_AFTER, norms=NORMS_AFTER, attention={"query_key_norm": True},
+        "softmax", switches=_AFTER | _QK_NORM, norms=NORMS_AFTER,
         pattern=_exaone4, period=4, between="window", reads=ACT,
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
     ),
@@ -110,12 +114,13 @@ ATTENTION: dict[str, Family] = {
     ),
     "gemma2": Family(
         "softmax", from_zero, switches={"sandwich_norm": True}, norms=GEMMA_NORMS, period=2,
-        between="window", reads=_CAPPED, defaults=_GEMMA2, fixed=_ONE_WAY,
+        between="window", reads=_CAPPED, defaults=_GEMMA2, fixed=_ONE_WAY, harmless="hidden_act",
     ),
     "gemma3_text": Family(
-        "gemma3", from_zero, switches={"sandwich_norm": True}, norms=GEMMA_NORMS, period=6,
-        attention={"query_key_norm": True}, between="window", ropes=True, reads=_GEMMA,
+        "gemma3", from_zero, switches=_QK_NORM | {"sandwich_norm": True}, norms=GEMMA_NORMS,
+        period=6, between="window", ropes=True, reads=_GEMMA,
         defaults=_GEMMA3, fixed=_ONE_WAY | {"attn_logit_softcapping": (None,)},
+        harmless="hidden_act",
     ),
     "glm": Family(
         "interleaved", layers="alike", is_fused=True, defaults=_GLM4 | {"attention_bias": True},
@@ -127,8 +132,8 @@ ATTENTION: dict[str, Family] = {
         defaults=_GLM4 | {"attention_bias": True},
     ),
     "gpt_neox": Family(
-        "gpt_neox", **_GATELESS, dense={"biases": True}, layers="alike", prefix="gpt_neox.",
-        attention={"projection_biases": True, "output_bias": True},
+        "gpt_neox", fed="mlp", switches=_LAYER_NORM | _FULL_BIASES | {"fed.biases": True},
+        layers="alike", prefix="gpt_neox.",
         reads=ACT | _EPSILON | {
             "use_parallel_residual": scalars.PARALLEL,
             "attention_bias": scalars.ATTENTION_BIAS,
@@ -182,22 +187,21 @@ ATTENTION: dict[str, Family] = {
         defaults={"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
     ),
     "olmo2": Family(
-        "softmax", switches=_AFTER, norms=NORMS_AFTER, attention={"projection_norm": True},
+        "softmax", switches=_AFTER | {"softmax.projection_norm": True}, norms=NORMS_AFTER,
         layers="alike", reads=ACT | {"attention_bias": scalars.ATTENTION_BIAS},
         defaults={"rms_norm_eps": 1e-5},
     ),
     "olmo3": Family(
-        "softmax", switches=_AFTER, norms=NORMS_AFTER, attention={"projection_norm": True},
+        "softmax", switches=_AFTER | {"softmax.projection_norm": True}, norms=NORMS_AFTER,
         period=4, between="window", ropes=True,
         reads=ACT | {"attention_bias": scalars.ATTENTION_BIAS},
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096},
     ),
     "phi": Family(
-        "softmax", switches=_LAYER_NORM | {
-            "parallel_residual": True, "shared_norm": True, "head_bias": True,
+        "softmax", switches=_LAYER_NORM | _FULL_BIASES | {
+            "parallel_residual": True, "shared_norm": True, "head_bias": True, "fed.biases": True,
         },
-        fed="mlp", dense={"biases": True}, layers="alike", fixed={"qk_layernorm": (False, None)},
-        attention={"projection_biases": True, "output_bias": True}, reads=ACT | _EPSILON,
+        fed="mlp", layers="alike", fixed={"qk_layernorm": (False, None)}, reads=ACT | _EPSILON,
         defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
         names={
             r"\bo_proj\.": "dense.", r"\bup_proj\.": "fc1.", r"\bdown_proj\.": "fc2.",
@@ -205,7 +209,8 @@ ATTENTION: dict[str, Family] = {
         },
     ),
     "phi3": Family(
-        "phi3", layers="window", is_fused=True, reads=ACT, defaults={"rms_norm_eps": 1e-5},
+        "phi3", layers="window", is_fused=True, reads=ACT,
+        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
     ),
     "seed_oss": Family(
         "softmax", layers="alike",
@@ -233,7 +238,7 @@ ATTENTION: dict[str, Family] = {
     ),
     "vaultgemma": Family(
         "softmax", from_zero, norms=GEMMA_NORMS, period=2, between="window", reads=_CAPPED,
-        defaults=_GEMMA2,
+        defaults=_GEMMA2, harmless="hidden_act",
     ),
 }  # fmt: skip
 """Rows of `FAMILIES`."""

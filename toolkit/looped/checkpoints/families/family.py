@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from toolkit.looped.checkpoints.families.scalars import Setting
-from toolkit.looped.checkpoints.families.spelling import Spelling
 from toolkit.looped.checkpoints.rules import WeightRule, vector
 
 OURO_NORMS = {
@@ -15,57 +14,69 @@ OURO_NORMS = {
 }
 """The norms of a block, and their names in Ouro; without sandwich norms, in most others."""
 
+WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
+"""Words of config.json's `layer_types` and ours."""
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
 
 class Family(NamedTuple):
     """What all models of one `model_type` share.
 
+    A path names a field of `LoopedConfig`, or an option as "word.option"; "softmax" stands for
+    every softmax layer, "fed" for the dense feed-forward layers.
+
     Attributes:
         mixers: the style of their mixers, a key of `STYLES`.
         norm: the function that makes the rule of a norm.
-        switches: fields of `LoopedConfig` that all of them share.
-        attention: options of softmax layers that all of them share.
+        switches: values that all of them share, by path.
         period: every how many layers softmax attention comes, if config.json does not say.
+        between: the word of the layers between those of `period`.
         word: the word of all layers if they are alike; None leaves it to config.json.
         router: the row of `ROUTERS` of its mixtures of experts, or None.
         defaults: settings where config.json has none.
-        spelling: how its config.json is said; None: by the settings that most families share, and
-            the following.
-        reads: further settings that are fields of ours; in place of "rms_norm_eps" and "hidden_act"
-            where they name others.
+        reads: settings that are fields of ours, beside those of `USUAL` or in place of the ones
+            that would make the same fields; None: there is no such setting.
         fixed: settings that may have these values only, None among them where they may be absent.
-        layers: how config.json names layers with a window: "types", by `layer_types`; "window", all
-            of them if `sliding_window` is set; "alike", there are none.
+        harmless: further settings that change no number.
+        layers: how config.json names layers: "types", by `layer_types`, or by `period`; "listed",
+            by `layer_types` alone; "window", all have one if `sliding_window` is set; "alike",
+            there are no windows.
+        words: their words in `layer_types`, and ours.
         pattern: (settings, words by `layers`) -> the words of all layers.
-        between: the word of the layers between those of `period`.
         ropes: whether each kind of softmax layer has rotary settings of its own.
         norms: the norms of a block, and their names.
         fed: the word of its dense feed-forward layers.
-        dense: options of theirs that all of them share.
         is_fused: whether gate and up are one tensor.
         names: patterns of our names for tensors, and what replaces them, in this order.
         prefix: prefix of all tensors but the head's.
         older: older names of settings.
+        renamed: their names of settings of experts, and the usual ones.
+        prepared: a config.json in several spellings -> in the one of this row.
+        written: settings that say a model -> those that their configuration class takes.
     """
 
     mixers: str
     norm: Callable[[str, str], WeightRule] = vector
     switches: Mapping[str, Any] = {}
-    attention: Mapping[str, Any] = {}
     period: int = 1
     between: str = "gdn"
     word: str | None = None
     router: str | None = None
     defaults: Mapping[str, Any] = {}
-    spelling: Spelling | None = None
-    reads: Mapping[str, Setting] = {}
+    reads: Mapping[str, Setting | None] = {}
     fixed: Mapping[str, tuple[Any, ...]] = {}
-    layers: Literal["types", "window", "alike"] = "types"
+    harmless: str = ""
+    layers: Literal["types", "listed", "window", "alike"] = "types"
+    words: Mapping[str, str] = WORDS
     pattern: Callable[[Mapping[str, Any], list[str]], list[str]] | None = None
     ropes: bool = False
     norms: Mapping[str, str] = OURO_NORMS
     fed: str = "swiglu"
-    dense: Mapping[str, Any] = {}
     is_fused: bool = False
     names: Mapping[str, str] = {}
     prefix: str = "model."
     older: Mapping[str, str] = {}
+    renamed: Mapping[str, str] = {}
+    prepared: Change = dict
+    written: Change = dict

@@ -7,13 +7,13 @@ final norm is also applied after the last loop.
 
 from typing import Any
 
+from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.family import Family
-from toolkit.looped.checkpoints.families.spelling import Spelling
 
 
 def _prepared(settings: dict[str, Any]) -> dict[str, Any]:
     """One word per layer of the three stacks, and the sizes that follow from others."""
-    found = {"rope_base": 50_000, "qk_bias": True, **settings}
+    found = dict(settings)
     for mine, theirs in (("n_heads", "num_attention_heads"), ("n_embd", "hidden_size")):
         found[mine] = found.get(mine, found.get(theirs))
     counts = {}
@@ -46,42 +46,6 @@ def _written(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-_SPELLING = Spelling(
-    sizes={
-        "vocabulary": "vocab_size",
-        "width": "n_embd",
-        "heads": "n_heads",
-        "norm_epsilon": "norm_eps",
-        "tied_embedding": "tie_embeddings",
-        "feed_forward": "intermediate_size",
-        "loops": "mean_recurrence",
-        "backward_loops": "mean_backprop_depth",
-        "rope_theta": "rope_base",
-        "prelude": "prelude",
-        "coda": "coda",
-        "embedding_scale": "embedding_scale",
-    },
-    words={"full_attention": "full"},
-    fixed={"full.projection_biases": True},
-    only={
-        "bias": False,
-        "block_class_name": "SandwichBlock",
-        "norm_class_name": "RMSNorm_llama",
-        "mlp_class_name": "GatedMLP",
-        "nonlin_name": "SiLU",
-        "injection_type": "linear",
-        "state_init": "like-init",
-        "qk_bias": True,
-        "test_time_noise": 0,
-    },
-    without_effect="name hf_config block_size padding_multiple architecture_class_name n_layers "
-    "init_strategy init_orthogonal sampling_scheme activation_checkpoint_impl padded_vocab_size "
-    "test_time_noise_type num_attention_heads num_key_value_heads head_dim hidden_size init_values "
-    "effective_expected_depth tie_word_embeddings",
-    prepared=_prepared,
-    written=_written,
-)
-
 _NAMES = {
     "embed_tokens": "wte",
     r"^transformer\.norm": "transformer.ln_f",
@@ -92,22 +56,42 @@ _NAMES = {
 }
 
 HUGINN = Family(
-    "huginn",
+    "huginn", layers="listed",
     switches={
-        "sandwich_norm": True,
-        "norm_of_sum": True,
-        "norm_before_coda": True,
-        "input_injection": True,
-        "random_start": True,
+        "sandwich_norm": True, "norm_of_sum": True, "norm_before_coda": True,
+        "input_injection": True, "random_start": True, "softmax.projection_biases": True,
     },
-    spelling=_SPELLING,
+    reads={
+        **dict.fromkeys(("head_dim", "num_key_value_heads")),
+        "n_embd": scalars.size("width"),
+        "n_heads": scalars.size("heads"),
+        "norm_eps": scalars.EPSILON,
+        "tie_embeddings": scalars.truth("tied_embedding"),
+        "mean_recurrence": scalars.size("loops"),
+        "mean_backprop_depth": scalars.size("backward_loops"),
+        "rope_base": scalars.number("rope_theta"),
+        "prelude": scalars.Setting(("prelude",), str),
+        "coda": scalars.Setting(("coda",), str),
+        "embedding_scale": scalars.EMBEDDING_SCALE,
+    },
+    defaults={"rope_base": 50_000, "qk_bias": True},
+    fixed={
+        "bias": (False, None), "block_class_name": ("SandwichBlock", None),
+        "norm_class_name": ("RMSNorm_llama", None), "mlp_class_name": ("GatedMLP", None),
+        "nonlin_name": ("SiLU", None), "injection_type": ("linear", None),
+        "state_init": ("like-init", None), "qk_bias": (True,), "test_time_noise": (0, None),
+    },
+    harmless="name hf_config block_size padding_multiple architecture_class_name n_layers "
+    "init_strategy init_orthogonal sampling_scheme activation_checkpoint_impl padded_vocab_size "
+    "test_time_noise_type num_attention_heads num_key_value_heads head_dim hidden_size init_values "
+    "effective_expected_depth tie_word_embeddings rope_parameters",
+    words={"full_attention": "full"},
     norms={
         "mixer_norm": "norm_1",
         "mixer_end_norm": "norm_2",
         "feed_forward_norm": "norm_3",
         "feed_forward_end_norm": "norm_4",
     },
-    is_fused=True,
-    names=_NAMES,
-    prefix="transformer.",
-)
+    is_fused=True, names=_NAMES, prefix="transformer.", prepared=_prepared, written=_written,
+)  # fmt: skip
+"""The row of `FAMILIES`."""

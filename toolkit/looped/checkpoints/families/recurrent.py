@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.family import Family
-from toolkit.looped.checkpoints.families.spelling import STREAM, Spelling
 
 UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
 """Limits of time steps that are none, as files say them."""
@@ -22,11 +22,12 @@ def _mamba2(settings: dict[str, Any]) -> dict[str, Any]:
     settings["layer_types"] = ["linear_attention"] * (count if isinstance(count, int) else 0)
     inner = _whole(settings, "num_heads") * _whole(settings, "head_dim")
     width = _whole(settings, "hidden_size")
-    if settings.pop("expand", 2) * width != inner:
+    if _whole({"expand": 2} | settings, "expand") * width != inner:
         raise ValueError(
             f"config.json has an expand other than num_heads head_dim / hidden_size, {inner} / "
             f"{width}."
         )
+    settings.pop("expand", None)
     _without_limit(settings)
     return settings
 
@@ -55,27 +56,6 @@ def _without_limit(settings: dict[str, Any]) -> None:
         raise ValueError(f"config.json has time_step_limit {limit!r}; known is {UNLIMITED[0]}.")
 
 
-MAMBA2 = Spelling(
-    sizes={
-        **STREAM,
-        "heads": "num_heads",
-        "norm_epsilon": "layer_norm_epsilon",
-        "mamba2.heads": "n_groups",
-        "mamba2.value_heads": "num_heads",
-        "mamba2.key_size": "state_size",
-        "mamba2.value_size": "head_dim",
-        "mamba2.convolution_size": "conv_kernel",
-    },
-    words={"linear_attention": "mamba2"},
-    fixed={"feed_forwards": "none"},
-    only={"hidden_act": "silu", "use_bias": False, "use_conv_bias": True},
-    without_effect="chunk_size residual_in_fp32 rescale_prenorm_residual time_step_rank "
-    "time_step_min time_step_max time_step_floor",
-    prepared=_mamba2,
-    written=_written_mamba2,
-)
-
-
 def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
     """The hidden size is said by a rule; the published files repeat sizes by older names."""
     width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
@@ -88,7 +68,8 @@ def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
     older = settings.pop("block_ff_dim", None)
     hidden = settings.get("intermediate_size") if older is None else older
     multiplier = settings.pop("block_ffn_dim_multiplier", 1.0)
-    multiple = settings.pop("block_multiple_of", 256)
+    multiple = _whole({"block_multiple_of": 256} | settings, "block_multiple_of")
+    settings.pop("block_multiple_of", None)
     if settings.pop("block_auto_adjust_ff_dim", True) and isinstance(hidden, int):
         hidden = int((1.0 if multiplier is None else multiplier) * int(2 * hidden / 3))
         hidden = multiple * -(-hidden // multiple)
@@ -98,26 +79,6 @@ def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
         every = range(settings.get("num_hidden_layers") or 0)
         settings["layer_types"] = ["full_attention" if n in softmax else "conv" for n in every]
     return settings
-
-
-LFM2 = Spelling(
-    sizes={
-        **STREAM,
-        "norm_epsilon": "norm_eps",
-        "heads": "num_attention_heads",
-        "feed_forward": "intermediate_size",
-        "rope_theta": "rope_theta",
-        "full.key_value_heads": "num_key_value_heads",
-        "conv.convolution_size": "conv_L_cache",
-        "conv.biases": "conv_bias",
-    },
-    words={"conv": "conv", "full_attention": "full"},
-    fixed={"full.query_key_norm": True},
-    without_effect="block_mlp_init_scale block_out_init_scale block_use_xavier_init "
-    "conv_use_xavier_init",
-    prepared=_lfm2,
-    written=lambda settings: settings | {"block_auto_adjust_ff_dim": False},
-)
 
 
 def _granite(settings: dict[str, Any]) -> dict[str, Any]:
@@ -134,22 +95,16 @@ def _granite(settings: dict[str, Any]) -> dict[str, Any]:
         refuse_others(settings, rope_parameters=settings.get("rope_parameters"), rope_scaling=None)
         settings["rope_theta"] = 10_000.0
     width, heads = _whole(settings, "hidden_size"), _whole(settings, "mamba_n_heads")
-    inner = settings.pop("mamba_expand", 2) * width
+    inner = _whole({"mamba_expand": 2} | settings, "mamba_expand") * width
+    settings.pop("mamba_expand", None)
     size = settings.get("mamba_d_head", "auto")
     settings["mamba_d_head"] = inner // heads if size == "auto" else size
-    if settings["mamba_d_head"] * heads != inner:
+    if _whole(settings, "mamba_d_head") * heads != inner:
         raise ValueError(
             f"config.json has mamba_d_head {size!r} and mamba_n_heads {heads}, which do not make "
             f"{inner} channels."
         )
-    divisor = settings.get("logits_scaling", 1.0)
-    is_number = isinstance(divisor, int | float) and divisor
-    settings["logits_scaling"] = 1 / divisor if is_number else None  # from here on a factor
-    for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier"):
-        value = settings.get(name, 1.0)
-        settings[name] = float(value) if isinstance(value, int) else value
     _without_limit(settings)
-    refuse_others(settings, normalization_function="rmsnorm", mamba_conv_bias=True)
     return settings
 
 
@@ -162,47 +117,12 @@ def _written_granite(settings: dict[str, Any]) -> dict[str, Any]:
             'that is "full" everywhere or "nope" everywhere.'
         )
     types = ["full_attention" if kind == "rotary" else kind for kind in settings["layer_types"]]
-    scale = settings["logits_scaling"]
-    whole = round(1 / scale)
-    divisor = whole if whole and 1 / whole == scale else 1 / scale
-    if settings.get("attention_multiplier", 0) is None:
-        settings["attention_multiplier"] = (width // settings["num_attention_heads"]) ** -0.5
-    for name in ("norm_topk_prob", "mlp_layer_types"):
-        settings.pop(name, None)
+    settings.pop("norm_topk_prob", None)
     position = "rope" if "rotary" in kinds else None
     return {
-        "num_local_experts": 0, **settings, "logits_scaling": divisor, "layer_types": types,
-        "mamba_expand": inner // width, "position_embedding_type": position,
+        "num_local_experts": 0, **settings, "layer_types": types, "mamba_expand": inner // width,
+        "position_embedding_type": position,
     }  # fmt: skip
-
-
-_GRANITE_SOFTMAX = {"key_value_heads": "num_key_value_heads", "score_scale": "attention_multiplier"}
-
-GRANITE = Spelling(
-    sizes={
-        **STREAM,
-        "heads": "num_attention_heads",
-        "feed_forward": "shared_intermediate_size",
-        "rope_theta": "rope_theta",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "head_scale": "logits_scaling",
-        **{f"full.{ours}": theirs for ours, theirs in _GRANITE_SOFTMAX.items()},
-        **{f"nope.{ours}": theirs for ours, theirs in _GRANITE_SOFTMAX.items()},
-        "mamba2.heads": "mamba_n_groups",
-        "mamba2.value_heads": "mamba_n_heads",
-        "mamba2.key_size": "mamba_d_state",
-        "mamba2.value_size": "mamba_d_head",
-        "mamba2.convolution_size": "mamba_d_conv",
-        "moe.shared_hidden": "shared_intermediate_size",
-    },
-    words={"linear_attention": "mamba2", "full_attention": "nope", "rotary": "full"},
-    only={"hidden_act": "silu", "attention_bias": False, "mamba_proj_bias": False},
-    renamed={"num_local_experts": "num_local_experts"},
-    without_effect="intermediate_size mamba_chunk_size init_method rope_scaling",
-    prepared=_granite,
-    written=_written_granite,
-)
 
 
 def _kimi_linear(settings: dict[str, Any]) -> dict[str, Any]:
@@ -228,42 +148,6 @@ def _kimi_linear(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-KIMI_LINEAR = Spelling(
-    sizes=STREAM
-    | {
-        "heads": "num_attention_heads num_key_value_heads",
-        "feed_forward": "intermediate_size",
-        "kda.heads": "linear_num_heads",
-        "kda.key_size": "linear_head_dim",
-        "kda.value_size": "linear_head_dim",
-        "kda.convolution_size": "linear_conv_kernel_dim",
-        "mla.latent_size": "kv_lora_rank",
-        "mla.query_latent_size": "q_lora_rank",
-        "mla.key_size": "qk_nope_head_dim",
-        "mla.rope_size": "qk_rope_head_dim",
-        "mla.value_size": "v_head_dim",
-    },
-    words={"linear_attention": "kda", "full_attention": "mla"},
-    fixed={"mla.rotary": False, "mla.latent_epsilon": 1e-6},
-    only={
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mla_use_nope": True,
-        "moe_router_activation_func": "sigmoid",
-        "use_grouped_topk": True,
-        "moe_layer_freq": 1,
-    },
-    renamed={
-        "num_experts": "n_routed_experts",
-        "num_experts_per_token": "num_experts_per_tok",
-        "num_shared_experts": "n_shared_experts",
-        "num_expert_group": "n_group",
-        "moe_renormalize": "norm_topk_prob",
-    },
-    without_effect="head_dim qk_head_dim rope_theta rope_scaling",
-    prepared=_kimi_linear,
-)
-
 _MAMBA2_NAMES = {
     "embed_tokens": "embeddings",
     r"^backbone\.norm": "backbone.norm_f",
@@ -285,12 +169,125 @@ _LFM2_NAMES = {
     r"(self_attn\.[qk])_norm": r"\1_layernorm",
 }
 
+_MINIMAX = ("full_attn", "linear_attn", "mlp")
+_MINIMAX_ALPHAS = tuple(f"{part}_alpha_factor" for part in _MINIMAX)
+_MINIMAX_BETAS = tuple(f"{part}_beta_factor" for part in _MINIMAX)
+
 RECURRENT: dict[str, Family] = {
     "granitemoehybrid": Family(
-        "granitemoehybrid", router="mixtral", spelling=GRANITE, names=_GRANITE_NAMES, is_fused=True
+        "granitemoehybrid", router="mixtral", layers="listed", is_fused=True,
+        reads={
+            "head_dim": None,
+            "shared_intermediate_size": scalars.size("moe.shared_hidden", "feed_forward"),
+            "embedding_multiplier": scalars.EMBEDDING_SCALE,
+            "residual_multiplier": scalars.RESIDUAL_SCALE,
+            "attention_multiplier": scalars.SCORE_SCALE,
+            "logits_scaling": scalars.HEAD_DIVISOR,
+            "mamba_n_groups": scalars.size("mamba2.heads"),
+            "mamba_n_heads": scalars.size("mamba2.value_heads"),
+            "mamba_d_state": scalars.size("mamba2.key_size"),
+            "mamba_d_head": scalars.size("mamba2.value_size"),
+            "mamba_d_conv": scalars.size("mamba2.convolution_size"),
+        },
+        defaults={"attention_multiplier": 1.0},
+        fixed={
+            "mamba_proj_bias": (False, None), "mamba_conv_bias": (True, None),
+            "normalization_function": ("rmsnorm", None),
+        },
+        harmless="intermediate_size mamba_chunk_size init_method",
+        words={"linear_attention": "mamba2", "full_attention": "nope", "rotary": "full"},
+        names={
+            r"\.mixer\.": ".mamba.",
+            r"\.mlp\.gate_up_proj": ".shared_mlp.input_linear",
+            r"\.mlp\.down_proj": ".shared_mlp.output_linear",
+        },
+        prepared=_granite, written=_written_granite,
     ),
-    "kimi_linear": Family("kimi_linear", router="kimi_linear", spelling=KIMI_LINEAR),
-    "lfm2": Family("lfm2", spelling=LFM2, names=_LFM2_NAMES),
-    "mamba2": Family("mamba2", spelling=MAMBA2, names=_MAMBA2_NAMES, prefix="backbone."),
-}
+    "kimi_linear": Family(
+        "kimi_linear", router="kimi_linear", layers="listed",
+        switches={"mla.rotary": False}, defaults={"rms_norm_eps": 1e-5},
+        reads={
+            "num_attention_heads": scalars.size("heads"),
+            "num_key_value_heads": scalars.whole("heads"),
+            "linear_num_heads": scalars.size("kda.heads"),
+            "linear_head_dim": scalars.size("kda.key_size", "kda.value_size"),
+            "linear_conv_kernel_dim": scalars.size("kda.convolution_size"),
+        },
+        fixed={
+            "mla_use_nope": (True, None), "moe_router_activation_func": ("sigmoid", None),
+            "use_grouped_topk": (True, None), "moe_layer_freq": (1, None),
+        },
+        harmless="head_dim rope_theta rope_scaling rope_parameters",
+        words={"linear_attention": "kda", "full_attention": "mla"},
+        renamed={
+            "num_experts": "n_routed_experts",
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+            "num_expert_group": "n_group",
+            "moe_renormalize": "norm_topk_prob",
+        },
+        prepared=_kimi_linear,
+    ),
+    "lfm2": Family(
+        "lfm2", layers="listed", switches={"softmax.query_key_norm": True},
+        reads={
+            "head_dim": None,
+            "norm_eps": scalars.EPSILON,
+            "conv_L_cache": scalars.size("conv.convolution_size"),
+            "conv_bias": scalars.truth("conv.biases"),
+        },
+        defaults={"rope_theta": 1e6, "norm_eps": 1e-5},
+        harmless="block_mlp_init_scale block_out_init_scale block_use_xavier_init "
+        "conv_use_xavier_init",
+        words={"conv": "conv", "full_attention": "full"},
+        names={
+            "input_layernorm": "operator_norm",
+            "post_attention_layernorm": "ffn_norm",
+            r"^model\.norm": "model.embedding_norm",
+            r"mlp\.gate_proj": "feed_forward.w1",
+            r"mlp\.up_proj": "feed_forward.w3",
+            r"mlp\.down_proj": "feed_forward.w2",
+            r"self_attn\.o_proj": "self_attn.out_proj",
+            r"(self_attn\.[qk])_norm": r"\1_layernorm",
+        },
+        prepared=_lfm2, written=lambda settings: settings | {"block_auto_adjust_ff_dim": False},
+    ),
+    "mamba2": Family(
+        "mamba2", layers="listed", fed="none", prefix="backbone.",
+        defaults={"layer_norm_epsilon": 1e-5},
+        reads={
+            "layer_norm_epsilon": scalars.EPSILON,
+            "intermediate_size": None,
+            "num_heads": scalars.size("heads", "mamba2.value_heads"),
+            "n_groups": scalars.size("mamba2.heads"),
+            "state_size": scalars.size("mamba2.key_size"),
+            "head_dim": scalars.size("mamba2.value_size"),
+            "conv_kernel": scalars.size("mamba2.convolution_size"),
+        },
+        fixed={"use_bias": (False, None), "use_conv_bias": (True, None)},
+        harmless="chunk_size residual_in_fp32 rescale_prenorm_residual time_step_rank "
+        "time_step_min time_step_max time_step_floor rope_parameters",
+        words={"linear_attention": "mamba2"},
+        names={
+            "embed_tokens": "embeddings",
+            r"^backbone\.norm": "backbone.norm_f",
+            "input_layernorm": "norm",
+        },
+        prepared=_mamba2, written=_written_mamba2,
+    ),
+    "minimax": Family(
+        "minimax", router="mixtral", layers="listed", switches={"carry_norm": True},
+        reads={
+            "head_dim": scalars.whole(
+                "softmax.head_size", "lightning.key_size", "lightning.value_size"
+            ),
+            **dict.fromkeys(_MINIMAX_ALPHAS, scalars.number("stream_scale")),
+            **dict.fromkeys(_MINIMAX_BETAS, scalars.number("residual_scale")),
+        },
+        defaults=dict.fromkeys(_MINIMAX_ALPHAS + _MINIMAX_BETAS, 1.0)
+        | {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        fixed={"sliding_window": (None,)}, harmless="block_size",
+        words={"linear_attention": "lightning", "full_attention": "full"},
+    ),
+}  # fmt: skip
 """A part of `FAMILIES`."""

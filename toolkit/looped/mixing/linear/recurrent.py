@@ -172,7 +172,9 @@ class RecurrentLayer(MixingLayer):
     def empty_state(cls, config: LayerConfig, batch: int, capacity: int) -> Any:
         """The state of the mixer before any token."""
         _, *sizes = cls.sizes_of(config)
-        return MIXERS[cls.word].empty_state(batch, *sizes, capacity, config.compute_dtype)
+        return MIXERS[cls.mixer or cls.word].empty_state(
+            batch, *sizes, capacity, config.compute_dtype
+        )
 
     @classmethod
     def empty_cache(cls, config: LayerConfig, batch: int, capacity: int) -> RecurrentCache:
@@ -212,7 +214,8 @@ class RecurrentLayer(MixingLayer):
         """Mix a sequence; with a cache it continues from the cache's state."""
         inputs, tail, aside = self.project(x, cache, segment_ids)
         start = None if cache is None else cache.state
-        out, state = sequence_mixer(self.word, inputs, segment_ids=segment_ids, initial_state=start)
+        past = {"segment_ids": segment_ids, "initial_state": start}
+        out, state = sequence_mixer(self.mixer or self.word, inputs, **past)
         y = self.finish(x, out, aside)
         if cache is None:
             return y, None
@@ -227,7 +230,8 @@ class RecurrentLayer(MixingLayer):
         """Mix one token, which reads and writes the state once."""
         x = x_t[:, None]
         inputs, tail, aside = self.project(x, cache, None)
-        out_t, state = MIXERS[self.word].step(*(a[:, 0] for a in inputs), cache.state)
+        step = MIXERS[self.mixer or self.word].step
+        out_t, state = step(*(a[:, 0] for a in inputs), cache.state)
         length = None if cache.length is None else cache.length + 1
         return self.finish(x, out_t[:, None], aside)[:, 0], RecurrentCache(state, tail, length)
 
