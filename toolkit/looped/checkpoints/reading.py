@@ -149,7 +149,9 @@ def _values(family: Family, settings: Settings) -> tuple[dict[str, Any], dict[st
     made = _made(family, settings, {"", "softmax", "fed", *words, *experts})
     values = {"pattern": " ".join(words), "feed_forwards": family.fed, **fed, **of_owner("", made)}
     has_rope = "rope_parameters" not in family.harmless
-    ropes = {w: _rope(family, settings if has_rope else {}, w) for w in dict.fromkeys(words)}
+    ropes = {
+        w: _rope(family, settings if has_rope else Settings(), w) for w in dict.fromkeys(words)
+    }
     turned = [rope.get("rope_theta") for word, rope in ropes.items() if word in (*SOFTMAX, "mla")]
     base = next(iter(turned), None)
     values.setdefault("rope_theta", base)
