@@ -87,7 +87,7 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
         "coda": "",
         "feed_forwards": "swiglu",
     }
-    for name in ("norm_before_coda", "coda_projection", "prelude_norm"):
+    for name in ("norm_before_coda", "coda_projection", "prelude_norm", "raw_sources"):
         elsewhere[name] = False
     elsewhere |= {"streams": None, "attention_residual": None, "message_rank": None}
     elsewhere["recursion"] = None
