@@ -6,7 +6,7 @@ import random
 import pytest
 
 from toolkit.planning import Constants, Strategy, cluster, plan, predict
-from toolkit.planning.strategy import RECOMPUTE
+from toolkit.planning.strategy import RECOMPUTE, SCHEDULES
 
 WITHIN = 1.01  # of the fastest of all
 CHUNK = 256  # tokens of a sequence whose logits exist at one time
@@ -30,22 +30,25 @@ def space(seed):
 
 
 def every(model, chips, sizes, constants, reserve):
-    """All strategies that fit, without layers that recompute differently."""
+    """All strategies that fit, in the order of every schedule, without layers that recompute
+    differently."""
     where, batch = cluster(chips), sizes["batch"]
     limit, count = where.chip.memory_bytes * (1 - reserve), where.chips
     for data, fsdp, tensor in itertools.product(divisors(count), repeat=3):
         if count % (data * fsdp * tensor) or batch % (data * fsdp):
             continue
-        for parts, recompute, chunks, sharded in itertools.product(
-            divisors(batch // data // fsdp), RECOMPUTE,
+        pipeline = count // (data * fsdp * tensor)
+        orders = [(name, own or 2) for name, own in SCHEDULES.items() if pipeline > 1]
+        for (name, own), parts, recompute, chunks, sharded in itertools.product(
+            orders or [("1f1b", 1)], divisors(batch // data // fsdp), RECOMPUTE,
             sorted({1, 2, sizes["sequence_length"] // CHUNK}), {False, data > 1},
         ):  # fmt: skip
-            strategy = Strategy(
-                data=data, fsdp=fsdp, tensor=tensor, pipeline=count // (data * fsdp * tensor),
-                microbatches=parts, recompute=recompute, head_chunks=chunks,
-                shard_optimizer=sharded,
-            )  # fmt: skip
             try:
+                strategy = Strategy(
+                    data=data, fsdp=fsdp, tensor=tensor, pipeline=pipeline, schedule=name,
+                    chunks=own, microbatches=parts, recompute=recompute, head_chunks=chunks,
+                    shard_optimizer=sharded,
+                )  # fmt: skip
                 found = predict(model, chips, strategy, memory=limit, constants=constants, **sizes)
             except ValueError:
                 continue

@@ -27,15 +27,10 @@ class ProgramForm:
         specs_of: state of the optimiser -> its specs.
 
     Example:
-        >>> from toolkit.parallel import data_parallel, make_mesh
-        >>> w = {"w": jnp.ones(2)}
-        >>> layout = data_parallel(w, make_mesh({"data": 1}, devices=jax.devices()[:1]))
-        >>> both = lambda tree: isinstance(tree, dict)
-        >>> same = lambda tree: tree
-        >>> form = ProgramForm(None, layout, same, same, both, both, layout.specs)
-        >>> state = form.placed(TrainState.create(w, adamw(0.1)))
-        >>> form.restored(form.saved(state), state).params["w"].tolist()
-        [1.0, 1.0]
+        >>> names = ("loss", "layout", "pack", "unpack", "is_model", "is_program", "specs_of")
+        >>> form = ProgramForm(**dict.fromkeys(names, lambda tree: tree))
+        >>> form.mask(lambda params: {"w": True}, {"w": jnp.ones(2)})
+        {'w': True}
     """
 
     loss: Callable[..., Any]
