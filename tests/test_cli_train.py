@@ -73,6 +73,23 @@ def test_presets_and_own_modules(printed, tmp_path):
     assert printed("--import", "mine", "--optimizer", "mine")[0]["optimizer"] == "mine"
 
 
+def test_plan_prints_the_commands_that_train_its_plan(printed, monkeypatch, capsys):
+    """The printed line is run as it is, up to the training itself."""
+    monkeypatch.setattr(
+        sys, "argv", ["toolkit", "plan", "--model", "lt2-looped-tiny", "--chips", "h100:1",
+                      "--batch", "2", "--sequence-length", "16"],
+    )  # fmt: skip
+    cli.main()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "Train it with" in line]
+    first, second = line.partition("with:")[2].split("&&")
+    monkeypatch.setattr(sys, "argv", first.split())
+    cli.main()
+    assert "toolkit train RUN --plan plan.json" in capsys.readouterr().out
+    assert second.split()[:3] == ["toolkit", "train", "RUN"]
+    table, _, _ = printed(*second.split()[3:])
+    assert (table["batch"], table["sequence_length"], table["looped"]["loops"]) == (2, 16, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

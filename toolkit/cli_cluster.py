@@ -1,6 +1,7 @@
 """The subcommands of `toolkit` for many devices: launch, plan, explain."""
 
 import dataclasses
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -163,6 +164,9 @@ def plan(
     if save is not None:
         planning.save_plan(found.best, save)
         print(f"The plan is written. Run it with:  toolkit train RUN --plan {save}")
+    elif sys.argv[1:2] == ["plan"]:
+        again = shlex.join(["toolkit", *sys.argv[1:], "--save", "plan.json"])
+        print(f"Train it with:  {again} && toolkit train RUN --plan plan.json")
     if links is not None:
         print(placed_in_words(found, links))
     if lengths:
