@@ -83,11 +83,11 @@ def _two_boxes() -> Answer:
 
 
 def _row_at_once() -> Answer:
-    network = mesh(4)
+    network = mesh(4, rate=24)
     apart, joint = optimum(network, "all-reduce").rate, joint_all_reduce(network).rate
     return Answer(
         float(joint),
-        f"{float(joint):g} GB/s, against {float(apart):.2f} of one after the other (both proved "
+        f"{float(joint):g} GB/s, against {float(apart):g} of one after the other (both proved "
         "here in fractions). All sums flow to one end rank by rank, and the results come back on "
         "the other way of the same cables: each way of each cable carries the array once.",
     )
@@ -264,13 +264,13 @@ OUTLINE = Outline(
         ),
         Question(
             "row_at_once",
-            "Four ranks stand in a row, with cables of 1 GB/s each way between neighbours. A "
-            "reduce-scatter and then an all-gather sum an array at 0.67 GB/s. How many GB/s are "
+            "Four ranks stand in a row, with cables of 24 GB/s each way between neighbours. A "
+            "reduce-scatter and then an all-gather sum an array at 16 GB/s. How many GB/s are "
             "possible if both may run at once?",
             _row_at_once,
             unit="GB/s",
-            low=0.1,
-            high=10,
+            low=1,
+            high=1000,
         ),
     ),
     exercises=(
