@@ -19,6 +19,7 @@ from toolkit.lab.lessons.subjects.cluster_plan import predicted
 from toolkit.lr import NoisyQuadratic
 from toolkit.parallel.experts import dispatch_traffic
 from toolkit.parallel.experts.dispatch import expert_slots
+from toolkit.parallel.pipeline import program_of
 from toolkit.planning import Strategy
 from toolkit.schedules import (
     gpipe,
@@ -133,6 +134,13 @@ SHEETS = {
         Row("two all-to-all of C slots, width D, 2 bytes, n devices, sent per device",
             "2 * E * C * D * 2 * (n - 1) / n", {"E": 128, "C": 160, "D": 2048, "n": 8},
             lambda E, C, D, n: dispatched_bytes(E, C, D, n), "bytes"),
+    ],
+    "pipeline_on_devices": [
+        Row("ticks of 1F1B, p devices, m microbatches, whole backwards", "2 * (m + p - 1)",
+            {"p": 8, "m": 16}, lambda p, m: program_of(one_forward_one_backward(p, m)).length,
+            "ticks"),
+        Row("activations that device d of p holds in 1F1B, if m >= p", "p - d",
+            {"p": 8, "d": 2}, lambda p, d: one_forward_one_backward(p, 2 * p).peak_activations[d]),
     ],
     "trees_and_cuts": [
         Row("all-gather that a set of S of N ranks allows, with B GB/s out of it",

@@ -19,6 +19,7 @@ LESSONS = (
     "skip_and_compress",
     "loops_rates_kernels",
     "who_goes_where",
+    "pipeline_on_devices",
     "trees_and_cuts",
 )
 INSTRUMENTS = (

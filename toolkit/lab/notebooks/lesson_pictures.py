@@ -107,6 +107,13 @@ def _tree(axes: Axes) -> None:
     axes.plot(*zip(*places, strict=True), "o", color=BLUE, markersize=15)
 
 
+def _ticks(axes: Axes) -> None:
+    for device in range(4):
+        for tick in range(4):
+            axes.barh(-device, 0.9, 0.8, left=device + tick, color=BLUE)
+            axes.barh(-device, 0.9, 0.8, left=11 - device + tick, color=ORANGE)
+
+
 PICTURES: dict[str, Callable[[Axes], None]] = {
     "attention_cost": _cost,
     "honest_benchmark": _honest,
@@ -121,6 +128,7 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "skip_and_compress": _skipped,
     "loops_rates_kernels": _loops,
     "who_goes_where": _routed,
+    "pipeline_on_devices": _ticks,
     "trees_and_cuts": _tree,
 }
 
