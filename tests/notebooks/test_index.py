@@ -42,7 +42,9 @@ def test_every_notebook_says_what_it_is_and_what_it_needs(entries):
     assert set(LESSONS) <= names
     assert set(PICTURES) <= names
     simulated = [entry.name for entry in entries if entry.devices.startswith("8")]
-    assert simulated == ["meshes", "ring", "shard_transformer", "cluster_plan"]
+    assert simulated == [
+        "meshes", "ring", "shard_transformer", "cluster_plan", "pipeline_on_devices",
+    ]  # fmt: skip
 
 
 def test_progress_is_told(entries, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Times in the lessons on sharding: modelled on simulated devices, measured on real ones."""
 
+import re
 from types import SimpleNamespace
 
 import jax
@@ -7,7 +8,9 @@ import pytest
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.lessons.subjects import meshes, ring, shard_transformer
+from lesson_answers.pipeline_on_devices import early
+
+from toolkit.lab.lessons.subjects import meshes, pipeline_on_devices, ring, shard_transformer
 from toolkit.lab.lessons.subjects.parts import eight_devices
 
 
@@ -46,3 +49,14 @@ def test_eight_chips_are_measured(monkeypatch):
     for lesson, program in compiled.items():
         said = eight_devices.how_long(program, chip)
         assert said.endswith("s (measured; TPU v5 lite)"), (lesson, said)
+
+
+@pytest.mark.slow
+def test_a_learner_s_order_runs_as_one_program_with_the_gradients_of_one_device():
+    words = pipeline_on_devices.ran_own(early)
+    apart = float(re.search(r"differ by (\S+) of", words)[1])
+    assert words.startswith("yours: loss ")
+    assert apart < 1e-5
+    assert "46 ticks, 92 permutes counted in the program for 224 messages" in words
+    assert "places for 15 activations" in words
+    assert "is missing" in pipeline_on_devices.ran_own(lambda *sizes: early(*sizes)[:-1])
