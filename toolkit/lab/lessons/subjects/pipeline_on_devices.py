@@ -132,7 +132,7 @@ def _variant(orders: Orders, lag: int = 1, by_order_alone: bool = False) -> dict
             for kind, i in order:
                 step = 1 if kind == "F" else -1
                 needs = [("F", i, device)] if kind == "B" else []
-                if 0 <= device + step * -1 < len(orders):
+                if 0 <= device - step < len(orders):
                     needs.append((kind, i, device - step))
                 if not by_order_alone:
                     if any(one not in found for one in needs):
@@ -167,14 +167,15 @@ def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
         drawn = draw_bars(names, *ends, xlabel=f"ticks until its last task, {schedule.name}")
         if got == wanted:
             continue
-        for variant, reason in (
-            ({"by_order_alone": True}, "Nobody waits for anybody: a forward needs the stage before "
-             "it, a backward the stage behind it."),
-            ({"lag": 0}, "A message is used in the tick in which it is sent; it arrives in the "
-             "next."),
-            ({"lag": 2}, "A message that is sent in a tick can be used in the very next one."),
+        for made, reason in (
+            (_variant(orders, by_order_alone=True), "Nobody waits for anybody: a forward needs the "
+             "stage before it, a backward the stage behind it."),
+            (_variant(orders, lag=0), "A message is used in the tick in which it is sent; it "
+             "arrives in the next."),
+            (_variant(orders, lag=2), "A message that is sent in a tick can be used in the very "
+             "next one."),
         ):  # fmt: skip
-            if got == _variant(orders, **variant):
+            if got == made:
                 raise WrongAnswer(reason, drawn)
         if {task: tick - 1 for task, tick in got.items()} == wanted:
             raise WrongAnswer("Ticks are counted from 0.", drawn)
