@@ -59,7 +59,7 @@ class Constants:
 CALIBRATED = {
     "A100 40GB SXM": Constants(matmul=0.755, attention=0.314, elementwise=0.739),
     "A100 80GB SXM": Constants(
-        matmul=0.858, attention=0.31, elementwise=0.573, link=0.557, slowdown=2.0
+        matmul=0.849, attention=0.309, elementwise=0.574, link=0.595, slowdown=2.0
     ),
     "H100 SXM": Constants(
         matmul=0.756, attention=0.186, elementwise=0.542, link=0.85, latency=0.49, slowdown=1.84
