@@ -49,6 +49,19 @@ def reference():
     return state, batch, *jax.jit(jax.value_and_grad(loss))(state)
 
 
+def test_ticks_that_wait_for_their_slowest_task_take_longer():
+    """Equal halves of backward passes lose nothing, whole ones half of the forwards beside them."""
+    found = {
+        name: predict("llama-3-8b", "h100:4", Strategy(pipeline=4, microbatches=16, schedule=name),
+                      batch=16)
+        for name in ("1f1b", "zb-h1", "gpipe")
+    }  # fmt: skip
+    slower = {name: each.lockstep_seconds / each.step_seconds for name, each in found.items()}
+    assert min(slower.values()) >= 1
+    assert slower["1f1b"] > slower["zb-h1"]
+    assert slower["1f1b"] > slower["gpipe"]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_pipelined_plan_computes_the_model_and_sends_what_was_predicted(reference, name):
     state, batch, wanted, gradients = reference

@@ -14,7 +14,7 @@ from toolkit.planning.memory.pipelines import pipeline_memory
 from toolkit.planning.mixtures import dropped_share, slots
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.orders import least_through, step_through
+from toolkit.planning.time.orders import least_through, step_in_ticks, step_through
 from toolkit.planning.time.seconds import Constants, Seconds, constants_of
 from toolkit.planning.time.stage_traffic import device_transfers
 from toolkit.planning.time.step import layer_seconds, table_seconds, transfer_seconds
@@ -84,6 +84,14 @@ class Prediction:
             return 0.0
         step = step_through(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
         return max(0.0, step - self.parts.total(self.constants.slowdown) / self.strategy.pipeline)
+
+    @cached_property
+    def lockstep_seconds(self) -> float:
+        """Seconds of a step whose pipeline runs in ticks, as one program has them: every tick
+        takes as long as its slowest task and a message. At least `step_seconds`."""
+        if self.strategy.pipeline == 1:
+            return self.step_seconds
+        return step_in_ticks(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
 
     @property
     def least_seconds(self) -> float:

@@ -11,6 +11,7 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit._files import read_sealed_json, sealed_json, write_whole
 from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.forms import packed, unpacked
@@ -99,8 +100,13 @@ class SavedPlan:
             for kind in sorted({*sent, *(transfer.kind for transfer in each)}):
                 total = sum(transfer.total for transfer in each if transfer.kind == kind)
                 rows.append((str(device), kind, f"{sent.get(kind, 0):,.0f}", f"{total:,.0f}"))
+        step, ticks = self.prediction.step_seconds, self.prediction.lockstep_seconds
+        took = in_words(step, "seconds")
+        if self.strategy.pipeline > 1:
+            took += f", or {in_words(ticks, 'seconds')} in ticks that wait for their slowest task"
         return (
             f"{self.strategy}; {self.batch} sequences of {self.sequence_length} tokens\n"
+            f"A step on {self.chips}, modelled: {took}\n"
             f"{text_table(rows, '<<>>')}\n"
             "Sums of small arrays, which no chip cuts, and of the head's scalars are not predicted."
         )

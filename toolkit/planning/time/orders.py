@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from toolkit import schedules
+from toolkit.parallel.pipeline import program_of
 from toolkit.planning.strategy import SPLIT, Strategy
 from toolkit.planning.time.pipelines import stage_ends
 from toolkit.planning.time.seconds import Seconds
@@ -156,6 +157,22 @@ def step_through(strategy: Strategy, busy: Sequence[Seconds], hop: float, slowdo
         ends = device_ends(steps_of(strategy), forward, backward, weight, hops)
     updates = (sum(busy[s].update for s in mine) for mine in strategy.stages_by_device)
     return max(end + update for end, update in zip(ends, updates, strict=True))
+
+
+def step_in_ticks(
+    strategy: Strategy, busy: Sequence[Seconds], hop: float, slowdown: float
+) -> float:
+    """`step_through` where all devices wait for the slowest task of every tick, and for a message:
+    a whole backward delays those that run a forward beside it."""
+    count, longest = strategy.microbatches, {}
+    for task, tick in program_of(schedule_of(strategy)).ticks.items():
+        part = busy[task.stage]
+        forward, weight = part.forward_total(slowdown), part.weight_gradient
+        backward = part.backward_total(slowdown)
+        took = {"F": forward, "B": backward, "I": backward - weight, "W": weight}[task.kind]
+        longest[tick] = max(longest.get(tick, 0.0), took / count)
+    updates = (sum(busy[s].update for s in mine) for mine in strategy.stages_by_device)
+    return sum(longest.values()) + len(longest) * hop + max(updates)
 
 
 def least_through(
