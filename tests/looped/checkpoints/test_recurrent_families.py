@@ -117,7 +117,23 @@ MINIMAX = {
     ),
     **dict.fromkeys(("full_attn_beta_factor", "linear_attn_beta_factor", "mlp_beta_factor"), 0.8),
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    "layer_norm_epsilon": 1e-3,
+    "time_step_min": 0.8,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nemotron_h": ("NemotronH", NEMOTRON),
     "minimax": ("MiniMax", MINIMAX),
     "kimi_linear": ("KimiLinear", KIMI),
     "granitemoehybrid": (
@@ -156,6 +172,11 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
     ],
     "lfm2": [{"rope_theta": 1e4}, {"options": {"full": {"rotary_fraction": 0.5}}}],
     "mamba2": [{"norm_epsilon": 1e-6}],
+    "nemotron_h": [
+        {"options": {"mamba2": {"shortest_step": 0.0}}},
+        {"options": {"mlp": {"activation": "relu"}}},
+        {"norm_epsilon": 1e-5},
+    ],
     "minimax": [
         {"carry_norm": False},
         {"stream_scale": 1.0},
@@ -241,6 +262,9 @@ REFUSED = [
     ("kimi_linear", {"linear_attn_config": LINEAR | {"kda_layers": [1]}}, "layers 1 to 3, each"),
     ("minimax", {"mlp_alpha_factor": 2.0}, "mlp_alpha_factor 2.0; known is full_attn_alpha_factor"),
     ("minimax", {"sliding_window": 4}, "sliding_window 4; known is None"),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "whose experts have no gat"),
+    ("nemotron_h", {"layers_block_type": ["mlp"]}, "layer 'mlp', which follows no mixer"),
+    ("nemotron_h", {"use_bias": True}, "use_bias True; known is False"),
     ("mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit \[0.0, 0.1\]; known is"),
     ("mamba2", {"expand": 2}, "an expand other than num_heads head_dim / hidden_size, 96 / 32"),
     ("mamba2", {"use_conv_bias": False}, "use_conv_bias False; known is True"),
@@ -265,7 +289,7 @@ def test_what_a_family_does_not_know_is_refused(name, settings, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("style", ["falcon_h1", "nemotron_h", "rwkv7"])
+@pytest.mark.parametrize("style", ["falcon_h1", "rwkv7"])
 def test_families_that_are_not_read_say_why(style, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": style}))
     save_file({"a.weight": torch.ones(1)}, tmp_path / "model.safetensors")

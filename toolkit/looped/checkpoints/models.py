@@ -71,18 +71,25 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
     if config.head_bias:
         found.append(Part("", "", (vector("head_bias", "lm_head.bias"),)))
     stacks = {"prelude": config.prelude_layers, "blocks": config.layers, "coda": config.coda_layers}
-    words = iter(config.feed_forward_words)
+    words, number = iter(config.feed_forward_words), 0
     for stack, layer, word in ((s, n, w) for s, own in stacks.items() for n, w in enumerate(own)):
         fed, place = next(words), f"{stack}.{layer}"
         here = f"{prefix}{place}.".replace("blocks", "layers")
+        beside = here
+        if family.is_flat:
+            here, beside = f"{prefix}layers.{number}.", f"{prefix}layers.{number + 1}."
+            number += 1 + (fed != "none")
         is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
         folder = OF_MIXTURES if is_named_moe else "mlp"
         rules = () if fed in ("moe", "none") else _dense(family, fed, config, folder)
         if fed == "moe" and family.router is not None:
             rules = mixture_rules(family.router, config.moe, here, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))
-        found.append(Part(place, here, norms(fed)))
-        found.append(Part(f"{place}.feed_forward", here, rules))
+        own = norms(fed)
+        fed_norms = tuple(r for r in own if beside != here and r.ours[0].startswith("feed"))
+        found.append(Part(place, here, tuple(rule for rule in own if rule not in fed_norms)))
+        found.append(Part(place, beside, fed_norms))
+        found.append(Part(f"{place}.feed_forward", beside, rules))
         found.append(Part(f"{place}.mixer", here + PREFIXES[word], mixer))
     return [_spelled(part, family.names, names) for part in found] if family.names else found
 

@@ -211,6 +211,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
         "mamba2": MAMBA2,
     },
     "mamba2": {"mamba2": MAMBA2},
+    "nemotron_h": {"nope": SOFTMAX_STYLES["llama"]["full"], "mamba2": MAMBA2},
     "minimax": {
         "full": SOFTMAX_STYLES["llama"]["full"],
         "lightning": (

@@ -46,6 +46,7 @@ ARCHITECTURES = {
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "nemotron": "Nemotron",
+    "nemotron_h": "NemotronH",
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
     "olmoe": "Olmoe",
@@ -148,6 +149,8 @@ def _rope(config: LoopedConfig, word: str) -> dict[str, Any]:
 def _values_of(path: str, fed: str, config: LoopedConfig) -> list[Any]:
     """The value of a path in a list; none if the model has no such layer."""
     owner, name = owner_of(path), path.rpartition(".")[2]
+    if name == "feed_forwards":
+        return [" ".join(config.feed_forward_words)]
     if not owner:
         return [config.feed_forward_size if name == "feed_forward" else getattr(config, name)]
     word = fed if owner == "fed" else owner

@@ -48,6 +48,7 @@ class Family(NamedTuple):
         norms: the norms of a block, and their names.
         fed: the word of its dense feed-forward layers.
         is_fused: whether gate and up are one tensor.
+        is_flat: whether mixers and feed-forward layers are counted as layers of their own.
         names: patterns of our names for tensors, and what replaces them, in this order.
         prefix: prefix of all tensors but the head's.
         older: older names of settings.
@@ -74,6 +75,7 @@ class Family(NamedTuple):
     norms: Mapping[str, str] = OURO_NORMS
     fed: str = "swiglu"
     is_fused: bool = False
+    is_flat: bool = False
     names: Mapping[str, str] = {}
     prefix: str = "model."
     older: Mapping[str, str] = {}

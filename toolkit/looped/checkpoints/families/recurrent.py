@@ -173,6 +173,44 @@ _MINIMAX = ("full_attn", "linear_attn", "mlp")
 _MINIMAX_ALPHAS = tuple(f"{part}_alpha_factor" for part in _MINIMAX)
 _MINIMAX_BETAS = tuple(f"{part}_beta_factor" for part in _MINIMAX)
 
+_NEMOTRON = {
+    "M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe",
+    "mamba": "linear_attention", "attention": "full_attention",
+}  # fmt: skip
+
+
+def _nemotron_h(settings: dict[str, Any]) -> dict[str, Any]:
+    """A sub-layer is a layer of theirs; one of ours is a mixer and the MLP after it, if any."""
+    pattern, listed = (
+        settings.pop("hybrid_override_pattern", None),
+        settings.pop("layer_types", None),
+    )
+    listed = settings.pop("layers_block_type", None) or listed or pattern
+    if not listed:
+        raise ValueError("config.json does not say 'layers_block_type'.")
+    kinds: list[str] = []
+    fed: list[str] = []
+    for kind in (_NEMOTRON.get(kind, kind) for kind in listed):
+        if kind in ("linear_attention", "full_attention"):
+            kinds.append(kind)
+            fed.append("none")
+        elif kind == "mlp" and fed and fed[-1] == "none":
+            fed[-1] = "mlp"
+        else:
+            why = "whose experts have no gate" if kind == "moe" else "which follows no mixer"
+            raise ValueError(f"config.json has a layer {kind!r}, {why}: it is not read.")
+    own = {"layer_types": kinds, "fed_types": " ".join(fed), "num_hidden_layers": len(kinds)}
+    return settings | own
+
+
+def _written_nemotron_h(settings: dict[str, Any]) -> dict[str, Any]:
+    fed, kinds = settings.pop("fed_types").split(), settings.pop("layer_types")
+    del settings["num_hidden_layers"]
+    pairs = zip(kinds, fed, strict=True)
+    listed = [k for kind, word in pairs for k in (kind, word) if k != "none"]
+    return settings | {"layers_block_type": listed}
+
+
 RECURRENT: dict[str, Family] = {
     "granitemoehybrid": Family(
         "granitemoehybrid", router="mixtral", layers="listed", is_fused=True,
@@ -288,6 +326,44 @@ RECURRENT: dict[str, Family] = {
         | {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
         fixed={"sliding_window": (None,)}, harmless="block_size",
         words={"linear_attention": "lightning", "full_attention": "full"},
+    ),
+    "nemotron_h": Family(
+        "nemotron_h", layers="listed", fed="mlp", is_flat=True, prefix="backbone.",
+        reads={
+            "layer_norm_epsilon": scalars.EPSILON,
+            "mlp_hidden_act": scalars.ACTIVATION,
+            "mlp_bias": scalars.FED_BIAS,
+            "fed_types": scalars.Setting(("feed_forwards",), str),
+            "n_groups": scalars.size("mamba2.heads"),
+            "mamba_num_heads": scalars.size("mamba2.value_heads"),
+            "ssm_state_size": scalars.size("mamba2.key_size"),
+            "mamba_head_dim": scalars.size("mamba2.value_size"),
+            "conv_kernel": scalars.size("mamba2.convolution_size"),
+            "time_step_min": scalars.number("mamba2.shortest_step"),
+        },
+        defaults={
+            "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "time_step_min": 1e-3,
+            "head_dim": 128,
+        },
+        fixed={
+            "use_bias": (False, None), "use_conv_bias": (True, None), "sliding_window": (None,),
+            "mamba_hidden_act": ("silu", None), "mamba_proj_bias": (False, None),
+            "hidden_act": ("silu", None),
+        },
+        harmless="expand chunk_size use_mamba_kernels mamba_ssm_cache_dtype time_step_max "
+        "time_step_floor time_step_limit rescale_prenorm_residual residual_in_fp32 rope_theta "
+        "num_logits_to_keep n_routed_experts n_shared_experts moe_intermediate_size n_group "
+        "moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap topk_group "
+        "num_experts_per_tok routed_scaling_factor norm_topk_prob mtp_layers_block_type "
+        "rope_parameters mtp_hybrid_override_pattern",
+        words={"linear_attention": "mamba2", "full_attention": "nope"},
+        norms={"mixer_norm": "norm", "feed_forward_norm": "norm"},
+        names={
+            "embed_tokens": "embeddings",
+            r"^backbone\.norm\.": "backbone.norm_f.",
+            r"\.(self_attn|mlp)\.": ".mixer.",
+        },
+        prepared=_nemotron_h, written=_written_nemotron_h,
     ),
 }  # fmt: skip
 """A part of `FAMILIES`."""

@@ -117,7 +117,6 @@ NOT_READ = {
     "ministral3": "its queries are scaled by their position",
     "mpt": "its positions are slopes (ALiBi)",
     "nanochat": "its norms have no parameters",
-    "nemotron_h": "its experts have no gate, and the lower bound of its time steps has no option",
     "olmo": "its norms have no parameters",
     "opt": "its positions are a learned table",
     "persimmon": "its queries and keys have layer norms",

@@ -30,10 +30,12 @@ class Mamba2Options(GroupedOptions):
         value_heads: heads of x. Without it, one group of B and C serves all `heads` heads of x.
         key_size: state size per channel of x.
         convolution_size: taps of the short convolution.
+        shortest_step: lower bound of the time steps dt, 0 for none.
     """
 
     key_size: int = 64
     convolution_size: int = 4
+    shortest_step: float = 0.0
 
 
 class Mamba2Layer(RecurrentLayer):
@@ -77,6 +79,7 @@ class Mamba2Layer(RecurrentLayer):
         self.log_rate = log_rate(rngs, sizes.value_heads, lowest=1.0)
         self.step_bias = step_bias(rngs, sizes.value_heads)
         self.skip = nnx.Param(jnp.ones(sizes.value_heads))
+        self.shortest_step = self.options_of(config).shortest_step
 
     @classmethod
     def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
@@ -105,6 +108,8 @@ class Mamba2Layer(RecurrentLayer):
         v, k, q = jnp.split(jax.nn.silu(mixed), [values, values + keys], axis=-1)
         q, k, v = split_heads(q, key_size), split_heads(k, key_size), split_heads(v, value_size)
         dt = jax.nn.softplus(raw_step.astype(accumulator(x.dtype)) + self.step_bias[...])
+        if self.shortest_step:
+            dt = jnp.maximum(dt, jnp.asarray(self.shortest_step, dt.dtype))
         return Projection((q, k, v, -jnp.exp(self.log_rate[...]) * dt, dt), tail, (z, v))
 
     def finish(self, x, out, aside):
