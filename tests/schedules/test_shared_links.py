@@ -169,6 +169,11 @@ def test_what_cannot_run_is_refused():
         simulate_on_links(schedule, {"a": 1}, [Transfer("x", {"b": 1})])
     with pytest.raises(ValueError, match="GB above 0 on known links"):
         simulate_on_links(schedule, {"a": 1}, [Transfer("x", {})])
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="GB above 0 on known links"):
+            fair_rates([{"a": wrong}], {"a": 1})
+        with pytest.raises(ValueError, match="links: want GB/s above 0"):
+            fair_rates([{"a": 1}], {"a": wrong})
     with pytest.raises(ValueError, match="'x' names F7@0, which is no task"):
         simulate_on_links(schedule, {"a": 1}, [Transfer("x", {"a": 1}, (Task("F", 7, 0),))])
     with pytest.raises(ValueError, match="waits for F0@0, which waits for it"):

@@ -141,8 +141,8 @@ def cluster(
     sizes = tuple(map(int, shape.split("x")))
     if len(sizes) > 1 and peak.name.startswith("TPU"):
         slice_shape(kind.removeprefix("tpu "), sizes)
-    elif len(sizes) > 1 and (len(sizes) > 2 or sizes[1] != peak.links[-2].chips):
-        most = peak.links[-2].chips
+    elif len(sizes) > 1 and (len(sizes) > 2 or sizes[1] != peak.links[-2:][0].chips):
+        most = peak.links[-2:][0].chips
         raise ValueError(
             f"chips {chips!r}: want boxes of {most}, as {kind}:{sizes[0]}x{most}, or a number of "
             "chips; other boxes are a `topology`"

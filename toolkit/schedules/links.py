@@ -1,6 +1,7 @@
 """Messages and collectives inside a pipeline schedule: transfers that share links fairly."""
 
 import heapq
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -84,9 +85,11 @@ def fair_rates(
     """
     parts = []
     for load in loads:
-        wrong = [link for link, amount in load.items() if link not in links or amount <= 0]
+        wrong = [link for link, amount in load.items() if link not in links or not _is_size(amount)]
         if wrong or not load:
             raise ValueError(f"loads: want GB above 0 on known links; got {dict(load)}")
+        if slow := [link for link in load if not _is_size(links[link])]:
+            raise ValueError(f"links: want GB/s above 0; got {links[slow[0]]} for {slow[0]!r}")
         most = max(Fraction(amount) for amount in load.values())
         parts.append({link: Fraction(amount) / most for link, amount in load.items()})
     left = {link: Fraction(rate) for link, rate in links.items()}
@@ -103,6 +106,10 @@ def fair_rates(
             rates[at] += step
         growing -= {at for at in growing if any(not left[link] for link in parts[at])}
     return rates
+
+
+def _is_size(amount: Amount) -> bool:
+    return 0 < amount < math.inf  # and no NaN
 
 
 @checked

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -158,11 +159,5 @@ class Forest:
     def unit(self) -> Fraction:
         """The largest share of which every tree's share is a multiple."""
         shares = [tree.share for tree in (*self.reduce, *self.gather)]
-        return functools.reduce(_common, shares)
-
-
-def _common(a: Fraction, b: Fraction) -> Fraction:
-    """The greatest common divisor of two fractions."""
-    while b:
-        a, b = b, a % b
-    return a
+        scale = math.lcm(*(share.denominator for share in shares))
+        return Fraction(math.gcd(*(int(share * scale) for share in shares)), scale)
