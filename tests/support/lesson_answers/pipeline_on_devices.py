@@ -1,7 +1,7 @@
 """Answers to the exercises on a pipeline of eight devices."""
 
 
-def ticks(orders, *, lag=1, waits=True, start=0):
+def ticks(orders, *, lag=1, waits=True, start=0, at_once=False):
     found, at, now = {}, [0] * len(orders), 0
     while any(place < len(order) for place, order in zip(at, orders, strict=True)):
         ran = {}
@@ -14,10 +14,11 @@ def ticks(orders, *, lag=1, waits=True, start=0):
             if 0 <= device + step < len(orders):
                 needs.append((kind, i, device + step))
             is_ready = all(
-                one in found and (one[2] == device or found[one] + lag <= now) for one in needs
+                one in found and (at_once or one[2] == device or found[one] + lag <= now)
+                for one in needs
             )
             if is_ready or not waits:
-                ran[kind, i, device] = now
+                (found if at_once else ran)[kind, i, device] = now
                 at[device] += 1
         found |= ran
         now += 1
@@ -51,6 +52,7 @@ ANSWERS = {
         [
             (lambda orders: ticks(orders, waits=False), "Nobody waits for anybody"),
             (lambda orders: ticks(orders, lag=2), "can be used in the very next one"),
+            (lambda orders: ticks(orders, at_once=True), "A device that comes later in your loop"),
             (lambda orders: ticks(orders, start=1), "counted from 0"),
             (lambda orders: {}, "must return a dict"),
             (lambda orders: dict.fromkeys(ticks(orders), 3), "is in tick 0, not in 3"),

@@ -123,14 +123,16 @@ def _places() -> Answer:
     )
 
 
-def _variant(orders: Orders, lag: int = 1, by_order_alone: bool = False) -> dict[Any, int]:
-    """The ticks by the rule, or by a wrong one."""
+def _variant(
+    orders: Orders, forward: int = 1, backward: int = 1, by_order_alone: bool = False
+) -> dict[Any, int]:
+    """The ticks by the rule, or by a wrong one; messages that go forward, or back, take so many."""
     found: dict[Any, int] = {}
     for _ in range(2 * len(orders) * max(map(len, orders))):
         for device, order in enumerate(orders):
             now = 0
             for kind, i in order:
-                step = 1 if kind == "F" else -1
+                step, lag = (1, forward) if kind == "F" else (-1, backward)
                 needs = [("F", i, device)] if kind == "B" else []
                 if 0 <= device - step < len(orders):
                     needs.append((kind, i, device - step))
@@ -170,9 +172,11 @@ def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
         for made, reason in (
             (_variant(orders, by_order_alone=True), "Nobody waits for anybody: a forward needs the "
              "stage before it, a backward the stage behind it."),
-            (_variant(orders, lag=0), "A message is used in the tick in which it is sent; it "
+            (_variant(orders, 0, 0), "A message is used in the tick in which it is sent; it "
              "arrives in the next."),
-            (_variant(orders, lag=2), "A message that is sent in a tick can be used in the very "
+            (_variant(orders, 0, 1), "A device that comes later in your loop uses what an earlier "
+             "one made in the same tick; it arrives in the next."),
+            (_variant(orders, 2, 2), "A message that is sent in a tick can be used in the very "
              "next one."),
         ):  # fmt: skip
             if got == made:
