@@ -4,8 +4,6 @@ A run is a folder: `run.json` (settings, the corpus with its files and hash, the
 `metrics.jsonl`, and `checkpoints/`.
 """
 
-import dataclasses
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,11 +16,9 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit._checks import checked
-from toolkit._files import sealed_json, write_whole
-from toolkit.language.cores import read_run
 from toolkit.language.losses import loss_and_bias, loss_of_parts, loss_of_recursion
+from toolkit.language.record import configuration_of, describe_run, shorter_runs
 from toolkit.language.run import TrainedModel, TrainingRun, bits_per_byte
-from toolkit.language.settings import HOW_IT_RUNS
 from toolkit.language.start import (
     first_model,
     parts_of,
@@ -31,15 +27,11 @@ from toolkit.language.start import (
     text_corpus,
 )
 from toolkit.language.tokens import (
-    TOKENIZER,
     bytes_per_token,
     check_vocabulary,
-    find_special_tokens,
     find_tokenizer,
-    write_special_tokens,
 )
 from toolkit.looped import checkpoint_folder, parameter_count
-from toolkit.measure import environment
 from toolkit.parallel import Layout, make_mesh
 from toolkit.parallel import layout as layout_of
 from toolkit.training import (
@@ -163,9 +155,9 @@ def train_language_model(
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
-    configuration = _configuration(run, corpus, validation)
-    shorter = _shorter_runs(configuration, Path(directory), extend)
-    _describe(configuration, shorter, corpus, Path(directory), tokenizer, per_token, start)
+    configuration = configuration_of(run, corpus, validation)
+    shorter = shorter_runs(configuration, Path(directory), extend)
+    describe_run(configuration, shorter, corpus, Path(directory), tokenizer, per_token, start)
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     options = FitOptions(
@@ -278,93 +270,3 @@ def _data_devices(run: TrainingRun) -> int:
         if devices % (size := getattr(run, f"{name}_devices")):
             raise ValueError(f"{name}_devices: got {size}, wanted a divisor of {devices} devices")
     return devices // (run.tensor_devices * run.context_devices)
-
-
-def _configuration(run: TrainingRun, corpus: Corpus, validation: Corpus | None) -> dict[str, Any]:
-    """The settings that identify a run, in the form that JSON returns."""
-    training = {
-        field.name: getattr(run, field.name)
-        for field in dataclasses.fields(run)
-        if field.name not in ("config", *HOW_IT_RUNS)
-    }
-    facts = {
-        "model": dataclasses.asdict(run.config),
-        "training": training,
-        "corpus": _identity(corpus),
-    }
-    if validation is not None:
-        facts["validation"] = _identity(validation)
-    return json.loads(json.dumps(facts))
-
-
-def _identity(corpus: Corpus) -> dict[str, Any]:
-    return {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
-
-
-def _shorter_runs(
-    configuration: dict[str, Any], directory: Path, extend: bool
-) -> list[dict[str, Any]]:
-    """The shorter runs that a run extends: the configurations that are in its folder."""
-    if not _is_begun(directory):
-        if extend:
-            raise ValueError(
-                f"extend: {str(directory)!r} holds no run; wanted one with checkpoints"
-            )
-        return []
-    stored, wanted = read_run(directory), configuration["training"]["steps"]
-
-    def steps_of(run: dict[str, Any]) -> int | None:
-        """The steps of a run that differs in nothing else."""
-        steps = run["training"]["steps"]
-        is_same = run | {"training": run["training"] | {"steps": wanted}} == configuration
-        return steps if is_same else None
-
-    found = steps_of(stored["configuration"])
-    if found is not None and (wanted < found or (wanted > found and not extend)):
-        raise ValueError(
-            f"steps: got {wanted}, and the run in {str(directory)!r} has {found}; wanted {found}, "
-            "or more with `extend` (toolkit train RUN --extend STEPS)"
-        )
-    runs = [*stored.get("extended", []), stored["configuration"]]
-    return [run for run in runs if (steps := steps_of(run)) is not None and steps < wanted]
-
-
-def _is_begun(directory: Path) -> bool:
-    """Whether a folder holds a run; one without a checkpoint is new."""
-    saved = directory.glob("checkpoints/*")
-    return (directory / "run.json").is_file() and any(entry.name.isdigit() for entry in saved)
-
-
-def _describe(
-    configuration: dict[str, Any],
-    shorter: list[dict[str, Any]],
-    corpus: Corpus,
-    directory: Path,
-    tokenizer: Any,
-    per_token: float | None,
-    start: Path | None,
-) -> None:
-    # The first start of the run is recorded.
-    is_known = not shorter or read_run(directory)["configuration"] == configuration
-    if jax.process_index() or (_is_begun(directory) and is_known):
-        return
-    facts = {
-        "configuration": configuration,
-        "corpus": corpus.record(),
-        "environment": environment(),
-        "bytes_per_token": per_token,
-    }
-    if shorter:
-        facts["extended"] = shorter
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / "run.json", sealed_json(facts, indent=1))
-        if tokenizer is not None:
-            tokenizer.save(str(directory / TOKENIZER))
-        if start is not None:
-            write_special_tokens(directory, find_special_tokens(start))
-    except OSError as error:
-        raise OSError(
-            f"directory: cannot write in {str(directory)!r} ({error.strerror}); "
-            "wanted a folder with room, or the name of a new one"
-        ) from error
