@@ -15,12 +15,12 @@ from toolkit.attention import MIXERS
 from toolkit.looped.mixing import LAYERS
 from toolkit.testing import layers
 
-WORDS = (*MIXERS, "nope", "conv", "lightning")
+WORDS = (*MIXERS, "nope", "conv", "lightning", "hybrid")
 NOT_IN_TEST_LOOPED_MODEL = [word for word in WORDS if word not in ("full", "window", "gdn")]
 
 
 def test_every_mixer_has_a_layer():
-    assert set(LAYERS) - {"mla", "nope", "conv", "lightning"} == set(MIXERS)
+    assert set(LAYERS) - {"mla", "nope", "conv", "lightning", "hybrid"} == set(MIXERS)
 
 
 # By day tests/attention asks the same of every mixer; here on a layer of each family.

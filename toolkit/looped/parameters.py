@@ -139,6 +139,8 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
         word == "mla"
     ):  # absorbed form: all heads attend to the latents, and the up-projections are matrices
         return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
+    if word == "hybrid":
+        return sum(_mixing_flops(part, config, context) for part in ("full", "mamba2"))
     if word == "conv":
         return 2 * (own.key_size + 1) * config.width
     if word in ("full", "window", "nope"):

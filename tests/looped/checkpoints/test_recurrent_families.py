@@ -132,7 +132,34 @@ NEMOTRON = {
     "layer_norm_epsilon": 1e-3,
     "time_step_min": 0.8,
 }
+FALCON = {
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.7,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.8,
+    "mlp_multipliers": [0.8, 1.1],
+    "ssm_multipliers": [0.9, 1.1, 0.7, 1.2, 0.8],
+}
+NORMED = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon_h1": ("FalconH1", FALCON),
+    "falcon_h1 normed": ("FalconH1", FALCON | NORMED),
     "nemotron_h": ("NemotronH", NEMOTRON),
     "minimax": ("MiniMax", MINIMAX),
     "kimi_linear": ("KimiLinear", KIMI),
@@ -172,6 +199,12 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
     ],
     "lfm2": [{"rope_theta": 1e4}, {"options": {"full": {"rotary_fraction": 0.5}}}],
     "mamba2": [{"norm_epsilon": 1e-6}],
+    "falcon_h1": [
+        {"embedding_scale": 1.0},
+        {"head_scale": 1.0},
+        {"rope_theta": 1e4},
+        {"norm_epsilon": 1e-5},
+    ],
     "nemotron_h": [
         {"options": {"mamba2": {"shortest_step": 0.0}}},
         {"options": {"mlp": {"activation": "relu"}}},
@@ -264,6 +297,9 @@ REFUSED = [
     ("minimax", {"sliding_window": 4}, "sliding_window 4; known is None"),
     ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "whose experts have no gat"),
     ("nemotron_h", {"layers_block_type": ["mlp"]}, "layer 'mlp', which follows no mixer"),
+    ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate True; known is False"),
+    ("falcon_h1", {"projectors_bias": True}, "projectors_bias True; known is False"),
+    ("falcon_h1", {"mamba_d_ssm": 32}, "mamba_d_ssm 32; mamba_n_heads are 4"),
     ("nemotron_h", {"use_bias": True}, "use_bias True; known is False"),
     ("mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit \[0.0, 0.1\]; known is"),
     ("mamba2", {"expand": 2}, "an expand other than num_heads head_dim / hidden_size, 96 / 32"),
@@ -289,7 +325,7 @@ def test_what_a_family_does_not_know_is_refused(name, settings, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("style", ["falcon_h1", "rwkv7"])
+@pytest.mark.parametrize("style", ["rwkv7", "bloom"])
 def test_families_that_are_not_read_say_why(style, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": style}))
     save_file({"a.weight": torch.ones(1)}, tmp_path / "model.safetensors")

@@ -95,6 +95,9 @@ def load_checkpoint(
         )
     values = fields_of(family, settings, len(tensors))
     tensors = _without_guesses(tensors, settings)
+    for pattern, factor in ({} if family.factors is None else family.factors(settings)).items():
+        for name in [name for name in tensors if re.search(pattern, name)]:
+            tensors[name] = tensors[name].times(factor)
     heads = ("lm_head.weight", "embed_out.weight")
     values: dict[str, Any] = {"tied_embedding": tensors.keys().isdisjoint(heads), **values}
     options = fields.pop("options", {})

@@ -128,6 +128,8 @@ def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
     options, name = getattr(config, word), rule.ours[0]
     if word == "conv":
         return options.biases or not name.endswith(".bias")
+    if word == "hybrid":
+        return config.mamba2.gated_norm or name != "mamba.norm.scale"
     if word not in SOFTMAX:
         return True
     if name.endswith("_norm.scale"):

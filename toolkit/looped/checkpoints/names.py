@@ -211,6 +211,19 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
         "mamba2": MAMBA2,
     },
     "mamba2": {"mamba2": MAMBA2},
+    "falcon_h1": {
+        "hybrid": tuple(
+            rule._replace(
+                theirs=tuple(f"{folder}.{name}" for name in rule.theirs),
+                ours=tuple(f"{part}.{path}" for path in rule.ours),
+            )
+            for part, folder, rules in (
+                ("attention", "self_attn", SOFTMAX_STYLES["llama"]["full"]),
+                ("mamba", "mamba", MAMBA2),
+            )
+            for rule in rules
+        )
+    },
     "nemotron_h": {"nope": SOFTMAX_STYLES["llama"]["full"], "mamba2": MAMBA2},
     "minimax": {
         "full": SOFTMAX_STYLES["llama"]["full"],

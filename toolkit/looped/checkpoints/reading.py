@@ -5,7 +5,7 @@ from typing import Any
 
 from toolkit._kinds import shown
 from toolkit.experts import ROUTERS
-from toolkit.looped.checkpoints.families import SOFTMAX
+from toolkit.looped.checkpoints.families import PARTS, SOFTMAX
 from toolkit.looped.checkpoints.families.family import Family
 from toolkit.looped.checkpoints.families.rope import numbers, rope_options
 from toolkit.looped.checkpoints.families.scalars import (
@@ -143,11 +143,17 @@ def _values(family: Family, settings: Settings) -> tuple[dict[str, Any], dict[st
             name not in read and not (name == "hidden_act" and "hidden_activation" in read)
         ):
             _only(name, settings.get(name), allowed)
-    words = _layers(family, settings)
+    pattern = _layers(family, settings)
+    words = [part for word in pattern for part in PARTS.get(word, (word,))]
     fed = _experts(family, settings)
     experts = fed.pop("options", {})
     made = _made(family, settings, {"", "softmax", "fed", *words, *experts})
-    values = {"pattern": " ".join(words), "feed_forwards": family.fed, **fed, **of_owner("", made)}
+    values = {
+        "pattern": " ".join(pattern),
+        "feed_forwards": family.fed,
+        **fed,
+        **of_owner("", made),
+    }
     has_rope = "rope_parameters" not in family.harmless
     ropes = {
         w: _rope(family, settings if has_rope else Settings(), w) for w in dict.fromkeys(words)

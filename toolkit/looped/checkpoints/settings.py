@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.experts import ROUTERS
-from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX
+from toolkit.looped.checkpoints.families import FAMILIES, PARTS, SOFTMAX
 from toolkit.looped.checkpoints.families.rope import rope_settings
 from toolkit.looped.checkpoints.families.scalars import owner_of
 from toolkit.looped.checkpoints.mixtures import HIDDEN_IS_OF_EXPERTS
@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3",
     "ernie4_5": "Ernie4_5",
     "exaone4": "Exaone4",
+    "falcon_h1": "FalconH1",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
@@ -127,7 +128,8 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
         kinds = {"full_attention": "full", "sliding_attention": "window"}
         rope = {theirs: _rope(config, ours) for theirs, ours in kinds.items()}
         return family.written(found | {"rope_parameters": rope})
-    turned = next((word for word in config.layers if word in ("full", "window", "mla")), None)
+    words = [part for word in config.layers for part in PARTS.get(word, (word,))]
+    turned = next((word for word in words if word in ROTARY), None)
     if turned and "rope_parameters" not in family.harmless:
         rope = _rope(config, turned)
         found |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
@@ -154,11 +156,12 @@ def _values_of(path: str, fed: str, config: LoopedConfig) -> list[Any]:
     if not owner:
         return [config.feed_forward_size if name == "feed_forward" else getattr(config, name)]
     word = fed if owner == "fed" else owner
+    layers = [part for own in config.layers for part in PARTS.get(own, (own,))]
     if owner == "softmax":
-        word = next((word for word in config.layers if word in SOFTMAX), "")
+        word = next((word for word in layers if word in SOFTMAX), "")
     if word in config.feed_forward_words:
         return [getattr(getattr(config, word), name)]
-    if word not in config.layers:
+    if word not in layers:
         return []
     sizes = LAYERS[word].sizes_of(config)
     if name == "score_scale":
@@ -220,7 +223,7 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
         for name, value in ours.items()
         if name not in OF_TRAINING | {"rope_theta"} and _differs(name, value, theirs[name])
     ]
-    for word in sorted({*config.layers, *config.feed_forward_words}):
+    for word in sorted({*config.options, *read.options}):
         mine, other = (dataclasses.asdict(getattr(c, word)) for c in (config, read))
         for held, model in ((mine, config), (other, read)) if word in ROTARY else ():
             held["rope_theta"] = held.get("rope_theta") or model.rope_theta

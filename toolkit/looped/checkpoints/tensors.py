@@ -26,6 +26,15 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     read: Callable[[], Array]
 
+    def times(self, factor: Any) -> "StoredTensor":
+        """The same tensor times a number, or times one per row, in float32."""
+
+        def read() -> Array:
+            factors = jnp.asarray(factor, jnp.float32)
+            return self.read().astype(jnp.float32) * (factors[:, None] if factors.ndim else factors)
+
+        return StoredTensor(self.shape, read)
+
 
 def given_tensors(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Tensors by name; each is looked up only when read, since a mapping may make it on demand."""

@@ -20,6 +20,7 @@ attention_options.py        their options
 rotary.py                   how rotary wavelengths are stretched
 forgetting.py               ForgettingLayer: softmax with forget gates in place of positions
 latent.py                   MLALayer: keys and values of all heads from one latent per token
+hybrid.py                   HybridLayer: softmax attention and Mamba-2 side by side
 streaming.py                blocks whose backward pass runs in pieces of the text
 sparse/sparse_memory.py     indexed keys and values, of which a step reads a part
 sparse/native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
@@ -78,7 +79,7 @@ LAYERS: Registry[Any] = Registry(
 )
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
 "mla", whose mixer takes the residual stream, "nope", which is "full" without positions, "conv",
-and "lightning", which is computed by another's mixer."""
+"lightning", which is computed by another's mixer, and "hybrid", which has two."""
 
 
 @checked

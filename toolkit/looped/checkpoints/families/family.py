@@ -17,6 +17,9 @@ OURO_NORMS = {
 WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
 """Words of config.json's `layer_types` and ours."""
 
+PARTS = {"hybrid": ("full", "mamba2")}
+"""Layers whose options are those of others."""
+
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -53,6 +56,8 @@ class Family(NamedTuple):
         prefix: prefix of all tensors but the head's.
         older: older names of settings.
         renamed: their names of settings of experts, and the usual ones.
+        factors: settings -> factors of tensors by a pattern of their names, one or one per row,
+            which are multiplied into the weights.
         prepared: a config.json in several spellings -> in the one of this row.
         written: settings that say a model -> those that their configuration class takes.
     """
@@ -80,5 +85,6 @@ class Family(NamedTuple):
     prefix: str = "model."
     older: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}
+    factors: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     prepared: Change = dict
     written: Change = dict

@@ -4,9 +4,7 @@ from typing import Any
 
 from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.family import Family
-
-UNLIMITED = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
-"""Limits of time steps that are none, as files say them."""
+from toolkit.looped.checkpoints.families.hybrids import HYBRIDS, whole_of, without_limit
 
 
 def refuse_others(settings: dict[str, Any], **wanted: Any) -> None:
@@ -20,15 +18,15 @@ def refuse_others(settings: dict[str, Any], **wanted: Any) -> None:
 def _mamba2(settings: dict[str, Any]) -> dict[str, Any]:
     count = settings.get("num_hidden_layers")
     settings["layer_types"] = ["linear_attention"] * (count if isinstance(count, int) else 0)
-    inner = _whole(settings, "num_heads") * _whole(settings, "head_dim")
-    width = _whole(settings, "hidden_size")
-    if _whole({"expand": 2} | settings, "expand") * width != inner:
+    inner = whole_of(settings, "num_heads") * whole_of(settings, "head_dim")
+    width = whole_of(settings, "hidden_size")
+    if whole_of({"expand": 2} | settings, "expand") * width != inner:
         raise ValueError(
             f"config.json has an expand other than num_heads head_dim / hidden_size, {inner} / "
             f"{width}."
         )
     settings.pop("expand", None)
-    _without_limit(settings)
+    without_limit(settings)
     return settings
 
 
@@ -43,19 +41,6 @@ def _written_mamba2(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"expand": inner // width}
 
 
-def _whole(settings: dict[str, Any], name: str) -> int:
-    value = settings.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"config.json does not say {name!r} in a whole number.")
-    return value
-
-
-def _without_limit(settings: dict[str, Any]) -> None:
-    limit = settings.pop("time_step_limit", None)
-    if limit is not None and limit not in UNLIMITED:
-        raise ValueError(f"config.json has time_step_limit {limit!r}; known is {UNLIMITED[0]}.")
-
-
 def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
     """The hidden size is said by a rule; the published files repeat sizes by older names."""
     width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
@@ -68,7 +53,7 @@ def _lfm2(settings: dict[str, Any]) -> dict[str, Any]:
     older = settings.pop("block_ff_dim", None)
     hidden = settings.get("intermediate_size") if older is None else older
     multiplier = settings.pop("block_ffn_dim_multiplier", 1.0)
-    multiple = _whole({"block_multiple_of": 256} | settings, "block_multiple_of")
+    multiple = whole_of({"block_multiple_of": 256} | settings, "block_multiple_of")
     settings.pop("block_multiple_of", None)
     if settings.pop("block_auto_adjust_ff_dim", True) and isinstance(hidden, int):
         hidden = int((1.0 if multiplier is None else multiplier) * int(2 * hidden / 3))
@@ -94,17 +79,17 @@ def _granite(settings: dict[str, Any]) -> dict[str, Any]:
     if position != "rope":
         refuse_others(settings, rope_parameters=settings.get("rope_parameters"), rope_scaling=None)
         settings["rope_theta"] = 10_000.0
-    width, heads = _whole(settings, "hidden_size"), _whole(settings, "mamba_n_heads")
-    inner = _whole({"mamba_expand": 2} | settings, "mamba_expand") * width
+    width, heads = whole_of(settings, "hidden_size"), whole_of(settings, "mamba_n_heads")
+    inner = whole_of({"mamba_expand": 2} | settings, "mamba_expand") * width
     settings.pop("mamba_expand", None)
     size = settings.get("mamba_d_head", "auto")
     settings["mamba_d_head"] = inner // heads if size == "auto" else size
-    if _whole(settings, "mamba_d_head") * heads != inner:
+    if whole_of(settings, "mamba_d_head") * heads != inner:
         raise ValueError(
             f"config.json has mamba_d_head {size!r} and mamba_n_heads {heads}, which do not make "
             f"{inner} channels."
         )
-    _without_limit(settings)
+    without_limit(settings)
     return settings
 
 
@@ -173,45 +158,8 @@ _MINIMAX = ("full_attn", "linear_attn", "mlp")
 _MINIMAX_ALPHAS = tuple(f"{part}_alpha_factor" for part in _MINIMAX)
 _MINIMAX_BETAS = tuple(f"{part}_beta_factor" for part in _MINIMAX)
 
-_NEMOTRON = {
-    "M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe",
-    "mamba": "linear_attention", "attention": "full_attention",
-}  # fmt: skip
-
-
-def _nemotron_h(settings: dict[str, Any]) -> dict[str, Any]:
-    """A sub-layer is a layer of theirs; one of ours is a mixer and the MLP after it, if any."""
-    pattern, listed = (
-        settings.pop("hybrid_override_pattern", None),
-        settings.pop("layer_types", None),
-    )
-    listed = settings.pop("layers_block_type", None) or listed or pattern
-    if not listed:
-        raise ValueError("config.json does not say 'layers_block_type'.")
-    kinds: list[str] = []
-    fed: list[str] = []
-    for kind in (_NEMOTRON.get(kind, kind) for kind in listed):
-        if kind in ("linear_attention", "full_attention"):
-            kinds.append(kind)
-            fed.append("none")
-        elif kind == "mlp" and fed and fed[-1] == "none":
-            fed[-1] = "mlp"
-        else:
-            why = "whose experts have no gate" if kind == "moe" else "which follows no mixer"
-            raise ValueError(f"config.json has a layer {kind!r}, {why}: it is not read.")
-    own = {"layer_types": kinds, "fed_types": " ".join(fed), "num_hidden_layers": len(kinds)}
-    return settings | own
-
-
-def _written_nemotron_h(settings: dict[str, Any]) -> dict[str, Any]:
-    fed, kinds = settings.pop("fed_types").split(), settings.pop("layer_types")
-    del settings["num_hidden_layers"]
-    pairs = zip(kinds, fed, strict=True)
-    listed = [k for kind, word in pairs for k in (kind, word) if k != "none"]
-    return settings | {"layers_block_type": listed}
-
-
 RECURRENT: dict[str, Family] = {
+    **HYBRIDS,
     "granitemoehybrid": Family(
         "granitemoehybrid", router="mixtral", layers="listed", is_fused=True,
         reads={
@@ -326,44 +274,6 @@ RECURRENT: dict[str, Family] = {
         | {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
         fixed={"sliding_window": (None,)}, harmless="block_size",
         words={"linear_attention": "lightning", "full_attention": "full"},
-    ),
-    "nemotron_h": Family(
-        "nemotron_h", layers="listed", fed="mlp", is_flat=True, prefix="backbone.",
-        reads={
-            "layer_norm_epsilon": scalars.EPSILON,
-            "mlp_hidden_act": scalars.ACTIVATION,
-            "mlp_bias": scalars.FED_BIAS,
-            "fed_types": scalars.Setting(("feed_forwards",), str),
-            "n_groups": scalars.size("mamba2.heads"),
-            "mamba_num_heads": scalars.size("mamba2.value_heads"),
-            "ssm_state_size": scalars.size("mamba2.key_size"),
-            "mamba_head_dim": scalars.size("mamba2.value_size"),
-            "conv_kernel": scalars.size("mamba2.convolution_size"),
-            "time_step_min": scalars.number("mamba2.shortest_step"),
-        },
-        defaults={
-            "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "time_step_min": 1e-3,
-            "head_dim": 128,
-        },
-        fixed={
-            "use_bias": (False, None), "use_conv_bias": (True, None), "sliding_window": (None,),
-            "mamba_hidden_act": ("silu", None), "mamba_proj_bias": (False, None),
-            "hidden_act": ("silu", None),
-        },
-        harmless="expand chunk_size use_mamba_kernels mamba_ssm_cache_dtype time_step_max "
-        "time_step_floor time_step_limit rescale_prenorm_residual residual_in_fp32 rope_theta "
-        "num_logits_to_keep n_routed_experts n_shared_experts moe_intermediate_size n_group "
-        "moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap topk_group "
-        "num_experts_per_tok routed_scaling_factor norm_topk_prob mtp_layers_block_type "
-        "rope_parameters mtp_hybrid_override_pattern",
-        words={"linear_attention": "mamba2", "full_attention": "nope"},
-        norms={"mixer_norm": "norm", "feed_forward_norm": "norm"},
-        names={
-            "embed_tokens": "embeddings",
-            r"^backbone\.norm\.": "backbone.norm_f.",
-            r"\.(self_attn|mlp)\.": ".mixer.",
-        },
-        prepared=_nemotron_h, written=_written_nemotron_h,
     ),
 }  # fmt: skip
 """A part of `FAMILIES`."""

@@ -23,6 +23,7 @@ PREFIXES = {
     "kda": "self_attn.",
     "mamba2": "mixer.",
     "conv": "conv.",
+    "hybrid": "",
     "lightning": "self_attn.",
 }
 """Prefix of the mixer's tensors in a layer."""
@@ -110,7 +111,6 @@ NOT_READ = {
     "bloom": "its positions are slopes (ALiBi)",
     "diffllama": "each of its heads is a difference of two softmaxes",
     "falcon": "its configurations name several architectures, some with slopes (ALiBi)",
-    "falcon_h1": "its layers mix tokens by attention and by Mamba-2 side by side",
     "gpt2": "its positions are a learned table",
     "granite_swa": "each of its layers has a rotary base of its own",
     "hunyuan_v1_dense": "its queries and keys are normalised after they are turned",

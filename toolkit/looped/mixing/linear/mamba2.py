@@ -1,7 +1,7 @@
 """Mamba-2 as a layer: one projection, a biased convolution, a skip, a gate before the norm."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,13 @@ class Mamba2Options(GroupedOptions):
         value_heads: heads of x. Without it, one group of B and C serves all `heads` heads of x.
         key_size: state size per channel of x.
         convolution_size: taps of the short convolution.
+        gated_norm: normalise the gated outputs; Falcon-H1 only gates them.
         shortest_step: lower bound of the time steps dt, 0 for none.
     """
 
     key_size: int = 64
     convolution_size: int = 4
+    gated_norm: bool = True
     shortest_step: float = 0.0
 
 
@@ -73,9 +75,10 @@ class Mamba2Layer(RecurrentLayer):
             use_bias=True,
         )
         super().__init__(config, gate=None, rngs=rngs)
-        self.norm = GroupNorm(
-            sizes.values, sizes.heads, epsilon=config.norm_epsilon, is_centred=False, dtype=dtype
-        )
+        how = {"epsilon": config.norm_epsilon, "is_centred": False, "dtype": dtype}
+        is_normed = self.options_of(config).gated_norm
+        norm = GroupNorm(sizes.values, sizes.heads, **how) if is_normed else None
+        self.norm: Any = nnx.data(norm)
         self.log_rate = log_rate(rngs, sizes.value_heads, lowest=1.0)
         self.step_bias = step_bias(rngs, sizes.value_heads)
         self.skip = nnx.Param(jnp.ones(sizes.value_heads))
@@ -115,4 +118,5 @@ class Mamba2Layer(RecurrentLayer):
     def finish(self, x, out, aside):
         z, v = aside
         out += self.skip[...].astype(v.dtype)[:, None] * v
-        return self.output(self.norm(out.reshape(z.shape) * jax.nn.silu(z)))
+        out = out.reshape(z.shape) * jax.nn.silu(z)
+        return self.output(out if self.norm is None else self.norm(out))
