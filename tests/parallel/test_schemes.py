@@ -104,7 +104,7 @@ def test_megatron_cuts_heads_and_hidden_sizes():
     assert specs_of(told, r"mixer/key/kernel$") == {P()}
 
 
-@pytest.mark.parametrize("word", LAYERS)
+@pytest.mark.parametrize("word", sorted({*LAYERS} - {"hybrid"}))  # whose two parts stay whole
 def test_every_mixer_is_cut_by_its_heads(word):
     found = layout(shapes_of(word), make_mesh({"data": 2, "model": 4}), "tensor")
     found.check()
