@@ -39,7 +39,7 @@ def test_fully_sharded_cuts_the_largest_divisible_dimension(mesh):
     reasons = {row.path: row.reason for row in layout.placements}
     assert reasons["layers/0/kernel"] == "dimension 1 (64) is the largest divisible by 8"
     assert reasons["layers/0/bias"] == "replicated: small (64 elements < 1024)"
-    assert reasons["odd"] == "replicated: no dimension is divisible by data=8"
+    assert reasons["odd"] == "replicated: no free dimension is divisible by data=8"
 
 
 def test_the_first_of_equal_dimensions_and_the_threshold(mesh):

@@ -1,7 +1,7 @@
-"""Checks of the mesh axes over which functions communicate."""
+"""The mesh axes of a spec, and checks of those over which functions communicate."""
 
 from jax import Array, lax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from toolkit._compat import varying_axes
 
@@ -14,6 +14,15 @@ def devices_along(axis: str) -> int:
         raise ValueError(
             f"axis={axis!r}: no such mesh axis here; wanted one of a jax.shard_map around this call"
         ) from None
+
+
+def axes_of(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """The mesh axes of each dimension, as tuples: P("a", None, ("b", "c")) -> [a], [], [b, c]."""
+    none = (None, PartitionSpec.UNCONSTRAINED)
+    return [
+        () if entry in none else (entry,) if isinstance(entry, str) else tuple(entry)
+        for entry in spec
+    ]
 
 
 def check_auto_axes(mesh: Mesh) -> None:

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from toolkit.measure.tables import text_table
+from toolkit.parallel.axes import axes_of
 from toolkit.parallel.context.along import Along, attending
+from toolkit.parallel.first_use import holding
 
 STATES = ("weights", "gradient", "optimizer")
 
@@ -87,12 +89,19 @@ class Layout:
     attention: str | None = None
 
     def bind(self, function: Callable) -> Callable:
-        """Bind a function of a model, such as its loss, to this layout's `attention`; the train
-        steps here do so themselves."""
-        along = self.attention and Along(self.mesh, self.attention, self.batch[0])
+        """Bind a function (params, ..., batch) of a model, such as its loss, to this layout.
+
+        Parameters are gathered where the program first uses them, and activations are held to the
+        devices of their part of the batch; or else tokens attend by `attention`. The train steps
+        here do so themselves.
+        """
+        if self.attention is None:
+            rows = axes_of(self.batch)[:1] or [()]
+            return holding(function, self.mesh, rows[0], self.specs)
+        along = Along(self.mesh, self.attention, self.batch[0])
 
         def bound(*args: Any, **kwargs: Any) -> Any:
-            with attending(along or None):
+            with attending(along):
                 return function(*args, **kwargs)
 
         return bound
@@ -266,14 +275,6 @@ def placements_of(params: Any, choose: Any) -> tuple[Placement, ...]:
         spec, reason = choose(tuple(leaf.shape))
         rows.append(Placement("/".join(_names(keys)), tuple(leaf.shape), leaf.dtype, spec, reason))
     return tuple(rows)
-
-
-def axes_of(spec: PartitionSpec) -> list[tuple[str, ...]]:
-    """The mesh axes of each dimension, as tuples: P("a", None, ("b", "c")) -> [a], [], [b, c]."""
-    return [
-        () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        for entry in spec
-    ]
 
 
 def _what_fits(shape: tuple[int, ...], index: int, cuts: int, is_parameter: bool) -> str:

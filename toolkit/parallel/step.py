@@ -14,6 +14,7 @@ instead of a reduce-scatter. `toolkit.measure.collectives` compares the two.
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,8 +22,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.parallel.axes import check_auto_axes
-from toolkit.parallel.layout import STATES, Layout, Placement, axes_of
+from toolkit.parallel.axes import axes_of, check_auto_axes
+from toolkit.parallel.dataflow.programs import inlined
+from toolkit.parallel.first_use import FirstUse, Shard, only, without
+from toolkit.parallel.layout import STATES, Layout, Placement
 
 if TYPE_CHECKING:
     import optax
@@ -139,25 +142,59 @@ def sharded_train_step(
             "only; partitioned_train_step takes any"
         )
     for row in layout.placements:
-        _check_is_explicit(row, batch_axes)
+        _check_is_explicit(row)
     devices = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
 
+    def explicit(spec: PartitionSpec, finest: PartitionSpec) -> PartitionSpec:
+        # Where another axis cuts the same dimension, the pieces of the batch's axes are no
+        # neighbours: the compiler gathers these, mostly biases.
+        is_shared = any(
+            {*batch_axes} & {*axes} and {*axes} - {*batch_axes} for axes in axes_of(finest)
+        )
+        return without(spec, batch_axes) if is_shared else spec
+
+    def manual(specs: Any) -> Any:
+        return jax.tree.map(lambda spec: only(spec, batch_axes), specs, is_leaf=_is_spec)
+
+    def in_parts(function: Callable, x: Array, spec: PartitionSpec) -> Array:
+        """`function` on the parts into which the compiler's axes cut an array."""
+        if not any(spec):
+            return function(x)
+        axes = {axis for names in axes_of(spec) for axis in names}
+        options = {"in_specs": spec, "out_specs": spec, "axis_names": axes, "check_vma": False}
+        return jax.shard_map(function, **options)(x)
+
+    def gather(shard: Array, spec: PartitionSpec) -> Array:
+        one = partial(_gather, spec=only(spec, batch_axes))
+        return in_parts(one, shard, without(spec, batch_axes))
+
     def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
-        specs, near, far = (layout.specs(params, state) for state in STATES)
+        specs, near, far = (
+            jax.tree.map(explicit, layout.specs(params, state), layout.specs(params, "optimizer"))
+            for state in STATES
+        )
+        whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
 
         def loss_of_shards(shards: Params, local_batch: Batch) -> Float[Array, ""]:
-            return loss_fn(jax.tree.map(_gather, shards, specs), local_batch) / devices
+            program = inlined(jax.make_jaxpr(loss_fn)(whole, local_batch))
+            given = jax.tree.map(Shard, shards, specs)
+            given = jax.tree.leaves((given, local_batch), is_leaf=lambda x: isinstance(x, Shard))
+            policy = _is_not_gathered if gather_again else None
+            return FirstUse(gather, batch_axes, policy=policy).run(program, given)[0] / devices
 
         if gather_again and devices > 1:
             loss_of_shards = jax.checkpoint(loss_of_shards, policy=_is_not_gathered)
 
         def summed(gradient: Array, spec: PartitionSpec, *finer: PartitionSpec) -> Array:
             # The transpose of a gather has summed the gradients of that tensor's axes already.
-            for finer_spec in finer:
-                gradient = _scatter(gradient, spec, finer_spec)
-                spec = finer_spec
-            left = _without(batch_axes, spec)
-            return jax.lax.psum(gradient, left) if left and devices > 1 else gradient
+            def total(gradient: Array, spec: PartitionSpec = spec) -> Array:
+                for finer_spec in finer:
+                    gradient = _scatter(gradient, spec, only(finer_spec, batch_axes))
+                    spec = only(finer_spec, batch_axes)
+                left = _without(batch_axes, spec)
+                return jax.lax.psum(gradient, left) if left and devices > 1 else gradient
+
+            return in_parts(total, gradient, without(spec, batch_axes))
 
         def on_each_device(shards: Params, local_batch: Batch) -> tuple[Array, Params]:
             loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch)
@@ -169,13 +206,18 @@ def sharded_train_step(
         loss, gradients = jax.shard_map(
             on_each_device,
             mesh=layout.mesh,
-            in_specs=(specs, layout.batch),
-            out_specs=(PartitionSpec(), far),
+            in_specs=(manual(specs), layout.batch),
+            out_specs=(PartitionSpec(), manual(far)),
+            axis_names={*batch_axes},
             check_vma=False,
         )(params, batch)
         return *_update(optimizer, layout, params, optimizer_state, gradients), loss
 
     return jax.jit(step, donate_argnums=(0, 1) if donate else ())
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
 
 
 def _gather(shard: Array, spec: PartitionSpec) -> Array:
@@ -223,15 +265,8 @@ def _update(
     )
 
 
-def _check_is_explicit(row: Placement, batch_axes: tuple[str, ...]) -> None:
-    """Check that only batch axes shard parameters, and that each state's spec refines the one
-    before."""
-    for axis in (axis for axes in axes_of(row.states["optimizer"]) for axis in axes):
-        if axis not in batch_axes:
-            raise ValueError(
-                f"{row.path} is cut along {axis!r}, but the batch is cut along {batch_axes}: "
-                "the explicit step is data parallel only; partitioned_train_step takes any"
-            )
+def _check_is_explicit(row: Placement) -> None:
+    """Check that each state's spec refines the one before."""
     states = list(row.states.items())
     for (name, spec), (finer_name, finer) in itertools.pairwise(states):
         coarse, fine = axes_of(spec), axes_of(finer)

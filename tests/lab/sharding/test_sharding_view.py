@@ -28,7 +28,7 @@ from toolkit.lab.sharding.stored_steps import (
 from toolkit.lab.sharding.textbook import textbook
 from toolkit.measure import collectives
 from toolkit.parallel import make_mesh, sharded_train_step
-from toolkit.parallel.layout import axes_of
+from toolkit.parallel.axes import axes_of
 
 EVERY = [(mesh, scheme) for mesh in MESHES for scheme in SCHEMES]
 

@@ -21,7 +21,7 @@ from toolkit.lab.sharding.mlp_step import (
     block_layout,
 )
 from toolkit.parallel import Finding, Layout, simulate_devices
-from toolkit.parallel.layout import axes_of
+from toolkit.parallel.axes import axes_of
 
 FILE = "steps.json"
 Cuts = tuple[tuple[str, ...], ...]

@@ -15,7 +15,7 @@ the queries of each group.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +75,36 @@ def auto_layout(
             raise ValueError(f"{name}={one!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
     if axis == batch_axis:
         raise ValueError(f"axis={axis!r}: want another axis than batch_axis")
+    sizes = dict(mesh.shape)
+    found = find_cuts(loss_fn, params, batch, sizes, batch_axis, axis, machine or Machine())
+    return Layout(mesh, found.rows, PartitionSpec(batch_axis))
+
+
+class Found(NamedTuple):
+    """Rows with the cuts found, and the (row, dimension) pairs over which loops run."""
+
+    rows: tuple[Placement, ...]
+    stacked: set[tuple[int, int]]
+
+
+def find_cuts(
+    loss_fn: Callable,
+    params: Any,
+    batch: Any,
+    sizes: dict[str, int],
+    batch_axis: str,
+    axis: str,
+    machine: Machine,
+) -> Found:
+    """The cuts of `auto_layout` on a mesh of these sizes."""
     rows = placements_of(params, lambda shape: (PartitionSpec(), ""))
     if fixed := [row for row in rows if not jnp.issubdtype(row.dtype, jnp.inexact)]:
         raise TypeError(f"params, at {fixed[0].path!r}: got {fixed[0].dtype}, want floating point")
-    model = _Model(loss_fn, params, batch, rows, mesh, batch_axis, machine or Machine())
-    index = list(mesh.shape).index(axis)
-    loops = Loops(model.forward, mesh.shape[axis])
+    model = _Model(loss_fn, params, batch, rows, sizes, batch_axis, machine)
+    index = list(sizes).index(axis)
+    loops = Loops(model.forward, sizes[axis])
     groups = loops.groups(set(range(len(rows))))
+    groups = [group for group in groups if any(pair in loops.uses for pair in group)]
     if loops.has_too_few:
         model.split(index)
     chosen, rejected = _search(model, groups, index)
@@ -91,12 +114,12 @@ def auto_layout(
             row.path,
             row.shape,
             row.dtype,
-            spec_of(cuts[position], len(row.shape), list(mesh.shape)),
-            _reason(position, cuts[position][index], loops, rejected, rows, mesh.shape[axis], axis),
+            spec_of(cuts[position], len(row.shape), list(sizes)),
+            _reason(position, cuts[position][index], loops, rejected, rows, sizes[axis], axis),
         )
         for position, row in enumerate(rows)
     )
-    return Layout(mesh, placed, PartitionSpec(batch_axis))
+    return Found(placed, loops.stacked)
 
 
 class _Model:
@@ -108,14 +131,14 @@ class _Model:
         params: Any,
         batch: Any,
         rows: tuple[Placement, ...],
-        mesh: Mesh,
+        sizes: dict[str, int],
         batch_axis: str,
         machine: Machine,
     ) -> None:
         self._rows, self._machine = rows, machine
-        self._sizes, self._factors = dict(mesh.shape), list(range(len(mesh.shape)))
-        pieces = mesh.shape[batch_axis]
-        self._axes = list(mesh.shape)
+        self._sizes, self._factors = dict(sizes), list(range(len(sizes)))
+        pieces = sizes[batch_axis]
+        self._axes = list(sizes)
         self.forward = jax.make_jaxpr(loss_fn)(params, batch)
         results = [one.aval for one in self.forward.jaxpr.outvars]
         is_float = [jnp.issubdtype(one.dtype, jnp.floating) for one in results]
@@ -209,14 +232,17 @@ def _search(model: _Model, groups: Groups, axis: int) -> tuple[Groups, dict[Any,
     for group in groups:
         if group in chosen:
             continue
-        now = model.seconds(
-            model.cuts([group, *chosen], axis)
-        )  # instead of the cuts that it conflicts with
-        if now < best:
-            best, chosen = now, [group, *chosen]
+        others = [one for one in chosen if not _conflict(group, one)]
+        if (now := model.seconds(model.cuts([group, *others], axis))) < best:
+            best, chosen = now, [group, *others]
         else:
             rejected |= dict.fromkeys(group, now - best)
     return chosen, rejected
+
+
+def _conflict(one: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...]) -> bool:
+    """Whether two loops would cut two dimensions of one parameter."""
+    return not {place for place, _ in one}.isdisjoint(place for place, _ in other)
 
 
 def _add_while_better(
@@ -224,6 +250,8 @@ def _add_while_better(
 ) -> tuple[float, Groups]:
     chosen: Groups = []
     for group in order:
+        if any(_conflict(group, one) for one in chosen):
+            continue
         now = model.seconds(model.cuts([*chosen, group], axis))
         if now < seconds:
             seconds, chosen = now, [*chosen, group]

@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from toolkit._checks import check_fields
-from toolkit.parallel.layout import axes_of
+from toolkit.parallel.axes import axes_of
 
 WHOLE, PARTIAL = -1, -2
 Cut = tuple[int, ...]
@@ -41,6 +41,11 @@ class Machine:
         for name, value in vars(self).items():
             if value < 0 or (value == 0 and name != "latency"):
                 raise ValueError(f"{name}={value!r}: want more than 0")
+
+
+# A small program stands for a large one: products count with the FLOPs per byte of sizes in the
+# thousands, messages by their bytes.
+RANKING = Machine(latency=0.0, flops=16 * Machine().bandwidth)
 
 
 @dataclass(frozen=True)

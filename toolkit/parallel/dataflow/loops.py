@@ -40,6 +40,7 @@ class Loops:
         self._inputs = program.jaxpr.invars
         self._is_input: dict[Var, int] = {one: i for i, one in enumerate(self._inputs)}
         self.uses: dict[tuple[int, int], Use] = {}
+        self.stacked: set[tuple[int, int]] = set()  # (input, dimension) over which a scan runs
         self.has_too_few = False  # a reshape whose parts the pieces do not all divide
         self._walk(program.jaxpr)
 
@@ -50,11 +51,11 @@ class Loops:
             variable = self._inputs[position]
             for dimension, size in enumerate(variable.aval.shape):
                 if size % self._pieces == 0 and size:
-                    root = self._root((variable, dimension))
+                    root = self.root((variable, dimension))
                     found.setdefault(root, []).append((position, dimension))
         return [tuple(dict(reversed(group)).items())[::-1] for group in found.values()]
 
-    def _root(self, node: Any) -> Any:
+    def root(self, node: Any) -> Any:
         while (parent := self._parent.get(node, node)) != node:
             self._parent[node] = self._parent.get(parent, parent)
             node = parent
@@ -62,7 +63,7 @@ class Loops:
 
     def _join(self, nodes: list[Any]) -> None:
         for node in nodes[1:]:
-            self._parent[self._root(node)] = self._root(nodes[0])
+            self._parent[self.root(node)] = self.root(nodes[0])
 
     def _join_arrays(self, left: Any, right: Any, shift: int = 0) -> None:
         """Join dimension by dimension; the right array lacks the first `shift` dimensions."""
@@ -102,6 +103,8 @@ class Loops:
         constants, carries = scan_counts(equation, body)
         for place, (outer, one) in enumerate(zip(equation.invars, body.invars, strict=True)):
             self._join_arrays(outer, one, int(place >= constants + carries))
+            if place >= constants + carries and isinstance(outer, Var) and outer in self._is_input:
+                self.stacked.add((self._is_input[outer], 0))
         self._walk(body)
         for place, (outer, one) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
             self._join_arrays(outer, one, int(place >= carries))
@@ -124,10 +127,10 @@ class Loops:
                     nodes.setdefault(letter, []).append((atom, dimension))
         for one in nodes.values():
             sizes = [atom.aval.shape[dimension] for atom, dimension in one]
-            if all(size % self._pieces == 0 for size in sizes):
-                self._join(one)
-            elif name == "reshape" and any(size % self._pieces == 0 for size in sizes):
-                self.has_too_few |= math.gcd(self._pieces, *sizes) > 1
+            if math.gcd(self._pieces, *sizes) > 1 or self._pieces == 1:
+                self._join(one)  # those of too few heads by a factor of the pieces
+                some = {size % self._pieces == 0 for size in sizes}
+                self.has_too_few |= name == "reshape" and len(some) == 2
         first = equation.invars[0] if equation.invars else None
         if name in _VIEWS and isinstance(first, Var) and first in self._is_input:
             self._is_input[equation.outvars[0]] = self._is_input[first]
@@ -142,8 +145,8 @@ class Loops:
         position = self._is_input[atom]
         variable = self._inputs[position]
         for dimension, letter in enumerate(letters):
-            root = self._root((atom, dimension))
+            root = self.root((atom, dimension))
             for original in range(len(variable.aval.shape)):
-                if letter is not None and self._root((variable, original)) == root:
+                if letter is not None and self.root((variable, original)) == root:
                     use = Use(roles[0] if letter in summed else roles[1], source_of(equation))
                     self.uses.setdefault((position, original), use)

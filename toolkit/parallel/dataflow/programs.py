@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
-INLINED += (
+CALLS = ("jit", "pjit", "closed_call", "core_call")
+REMATERIALISED = ("remat", "remat2", "checkpoint")
+INLINED = (
+    *CALLS,
+    *REMATERIALISED,
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
@@ -23,6 +26,38 @@ def inner_program(equation: Any) -> ClosedJaxpr | None:
         if found is not None:
             return found
     return None
+
+
+def inlined(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program with the equations of its calls in line, also inside of its scans."""
+    return ClosedJaxpr(_inlined(program.jaxpr), program.consts)
+
+
+def _inlined(jaxpr: Jaxpr) -> Jaxpr:
+    known: dict[Var, Any] = {}
+    equations: list[Any] = []
+
+    def renamed(atoms: Any, names: dict[Var, Any]) -> list[Any]:
+        return [one if isinstance(one, Literal) else names.get(one, one) for one in atoms]
+
+    for equation in jaxpr.eqns:
+        equation = equation.replace(invars=renamed(equation.invars, known))
+        name, inner = equation.primitive.name, inner_program(equation)
+        if name in CALLS and inner is not None and not inner.consts:
+            body = _inlined(inner.jaxpr)
+            names: dict[Var, Any] = dict(zip(body.invars, equation.invars, strict=True))
+            for one in body.eqns:
+                given = renamed(one.invars, names)
+                names |= {out: Var(out.aval) for out in one.outvars}
+                equations.append(one.replace(invars=given, outvars=renamed(one.outvars, names)))
+            known |= zip(equation.outvars, renamed(body.outvars, names), strict=True)
+            continue
+        if name in ("scan", *REMATERIALISED) and inner is not None:
+            body = equation.params["jaxpr"]
+            body = _inlined(body) if isinstance(body, Jaxpr) else inlined(body)
+            equation = equation.replace(params=equation.params | {"jaxpr": body})
+        equations.append(equation)
+    return jaxpr.replace(eqns=equations, outvars=renamed(jaxpr.outvars, known))
 
 
 def scan_counts(equation: Any, body: Jaxpr) -> tuple[int, int]:

@@ -163,7 +163,12 @@ class _Walk(Moves):
         if equation.primitive.name == "sharding_constraint":
             spec = getattr(equation.params["sharding"], "spec", PartitionSpec())
             value = self._value(equation.invars[0], values)
-            wanted = cut_of(spec, len(equation.invars[0].aval.shape), self.axes)
+            free = [at for at, one in enumerate(spec) if one is PartitionSpec.UNCONSTRAINED]
+            asked = cut_of(spec, len(equation.invars[0].aval.shape), self.axes)
+            wanted = tuple(
+                now if place == WHOLE and now in free else place
+                for place, now in zip(asked, value.cut, strict=True)
+            )
             for axis in range(len(self.axes)):
                 self.settle(equation.invars[0], value, axis, wanted[axis], count, equation)
             values[equation.outvars[0]] = Value(wanted)

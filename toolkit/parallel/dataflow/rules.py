@@ -51,13 +51,15 @@ def rule_of(equation: Any) -> Rule:
 
 
 def _elementwise(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Dimensions of equal position and size share a letter."""
+    """Dimensions of equal position and size share a letter; those of size 1 are repeated."""
     shape = outputs[0] if outputs else ()
-    letters = tuple(range(len(shape)))
-    return Rule(
-        tuple(letters if one == shape else (None,) * len(one) for one in inputs),
-        tuple(letters if one == shape else (None,) * len(one) for one in outputs),
-    )
+
+    def letters(one: Shape) -> Letters:
+        if len(one) != len(shape):
+            return (None,) * len(one)
+        return tuple(i if size == shape[i] else None for i, size in enumerate(one))
+
+    return Rule(tuple(map(letters, inputs)), tuple(map(letters, outputs)))
 
 
 def _dot_general(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:

@@ -15,10 +15,9 @@ from toolkit._checks import checked
 from toolkit.experts import Routing, route, router_logits, silu_gate
 from toolkit.experts.mixture import fitting_weights
 from toolkit.experts.products import Weights
-from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.axes import axes_of, check_auto_axes
 from toolkit.parallel.experts.folding import expert_specs
 from toolkit.parallel.experts.ways import Way, by_all_to_all, by_gather, by_ragged
-from toolkit.parallel.layout import axes_of
 
 
 class Dispatched(NamedTuple):

@@ -15,13 +15,9 @@ from toolkit.measure import in_words
 from toolkit.parallel.causes.cause import ExplainedCollective
 from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
-from toolkit.parallel.dataflow.flow import Machine
+from toolkit.parallel.dataflow.flow import RANKING
 from toolkit.parallel.faults.proposals import Proposal, all_proposals, bytes_held, proposals_for
 from toolkit.parallel.faults.variant import variant_of
-
-# A small program stands for a large one: products count with the FLOPs per byte of sizes in the
-# thousands, messages by their bytes.
-_RANKING = Machine(latency=0.0, flops=16 * Machine().bandwidth)
 
 
 @dataclass(frozen=True)
@@ -138,8 +134,8 @@ def blame(
         raise ValueError(f"most_trials={most_trials}: want 1 to 100")
     variant = variant_of(function, arguments, results)
     explanation = explain(variant.compile())
-    base = Proposal("", variant, variant.flow(_RANKING), bytes_held(variant))
-    every = all_proposals(variant, _RANKING)
+    base = Proposal("", variant, variant.flow(RANKING), bytes_held(variant))
+    every = all_proposals(variant, RANKING)
     before = Counter(map(_key, explanation.collectives))
     compiled: dict[str, Explanation] = {}
 
@@ -153,7 +149,7 @@ def blame(
     by_size = sorted(explanation.collectives, key=lambda one: -one.collective.total_bytes_sent)
     for item in by_size:
         trials: list[Trial] = []
-        for proposal in proposals_for(item, base, every, _RANKING)[:most_trials]:
+        for proposal in proposals_for(item, base, every, RANKING)[:most_trials]:
             if proposal.words not in compiled:
                 compiled[proposal.words] = explain(proposal.variant.compile())
             trials.append(trial_of(item, proposal.words))

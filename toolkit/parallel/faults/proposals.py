@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
+from toolkit.parallel.axes import axes_of
 from toolkit.parallel.causes.cause import ExplainedCollective
 from toolkit.parallel.dataflow.flow import PARTIAL, Flow, Machine, source_of, spec_of
 from toolkit.parallel.faults.variant import Variant, equations
-from toolkit.parallel.layout import axes_of
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ moments are used once per step and may be sharded over all. Plain ZeRO uses only
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jax.sharding import Mesh, PartitionSpec
 
-from toolkit.parallel.layout import STATES, axes_of
+from toolkit.parallel.axes import axes_of
+from toolkit.parallel.layout import STATES
 
 PLAIN = {
     "data": 0,
@@ -63,26 +64,23 @@ def largest_cut(
     mesh: Mesh,
     axes: tuple[str, ...],
     min_elements: int,
+    stacked: Collection[int] = (),
 ) -> tuple[int | None, str]:
     """The dimension to shard along `axes` in addition to `spec`, or None, and the reason.
 
-    It is the largest that the axes divide (the first of equals), unsharded ones first. Small
-    tensors are replicated, because sharding them saves little and costs a message each.
+    It is the largest that the axes divide (the first of equals), is not sharded, and is none of
+    `stacked`, over which a loop runs. Small tensors are replicated, because sharding them saves
+    little and costs a message each.
     """
     parts = math.prod(mesh.shape[axis] for axis in axes)
     elements = math.prod(shape)
     if elements < min_elements:
         return None, f"replicated: small ({elements} elements < {min_elements})"
     taken = axes_of(spec) + [()] * (len(shape) - len(spec))
-    cuts = [math.prod(mesh.shape[axis] for axis in axes) for axes in taken]
-    fitting = [
-        index for index, size in enumerate(shape) if size and size % (parts * cuts[index]) == 0
-    ]
+    free = [index for index in range(len(shape)) if not taken[index] and index not in stacked]
+    fitting = [index for index in free if shape[index] and shape[index] % parts == 0]
     if not fitting:
         named = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
-        return None, f"replicated: no dimension is divisible by {named}"
-    best = max(fitting, key=lambda index: (cuts[index] == 1, shape[index]))
-    return (
-        best,
-        f"dimension {best} ({shape[best]}) is the largest divisible by {parts * cuts[best]}",
-    )
+        return None, f"replicated: no free dimension is divisible by {named}"
+    best = max(fitting, key=lambda index: shape[index])
+    return best, f"dimension {best} ({shape[best]}) is the largest divisible by {parts}"

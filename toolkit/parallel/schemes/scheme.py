@@ -1,7 +1,8 @@
 """The one entry point of layouts by name: a scheme, or several joined by "+"."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
@@ -9,6 +10,8 @@ from jax.sharding import Mesh, PartitionSpec
 from toolkit._checks import checked
 from toolkit.parallel.context.along import CONTEXT_AXIS
 from toolkit.parallel.context.along import METHODS as CONTEXT_SCHEMES
+from toolkit.parallel.dataflow.auto_layout import Found, find_cuts
+from toolkit.parallel.dataflow.flow import RANKING
 from toolkit.parallel.layout import Layout, Placement, placements_of
 from toolkit.parallel.schemes.degrees import PLAIN, axes_of_states, largest_cut, with_axes
 from toolkit.parallel.schemes.roles import heads_of, role_of
@@ -27,6 +30,8 @@ def layout(
     degrees: Mapping[str, int] | None = None,
     min_elements: int = 1024,
     head_size: int | None = None,
+    loss_fn: Callable | None = None,
+    batch: Any = None,
 ) -> Layout:
     """A layout by the name of its scheme, such as "zero3" or "zero3+tensor".
 
@@ -42,7 +47,9 @@ def layout(
 
     The mesh axis "model" belongs to "tensor", the axis "context" to the last three, and all others
     are data parallel, the last being the nearest. ZeRO shards along these and along "context"; N is
-    their product. Parameters are identified by their paths (those of `toolkit.looped`).
+    their product. With `loss_fn` and `batch` the model may be anyone's: "tensor" cuts what the
+    traced program computes together (`auto_layout`), and ZeRO cuts no dimension over which a loop
+    runs. Without them, "tensor" identifies parameters by their paths, those of `toolkit.looped`.
 
     Args:
         model: the model, or a pytree of its arrays or ShapeDtypeStructs.
@@ -54,6 +61,8 @@ def layout(
         min_elements: ZeRO replicates tensors with fewer elements.
         head_size: channels per attention head if `model` is a plain pytree, so that no head is cut
             in two. None allows any cut that divides the channels.
+        loss_fn: (params, batch) -> scalar loss, with `model` or its arrays as params; it is traced.
+        batch: pytree of arrays or ShapeDtypeStructs [batch, ...], of the global batch.
 
     Returns:
         A `Layout`: a row per parameter with the reason, and specs of gradients and moments that
@@ -78,15 +87,19 @@ def layout(
     nearest_first = tuple(axis for axis in reversed(mesh.axis_names) if axis != TENSOR_AXIS)
     kind = next((part for part in parts if part in DATA_SCHEMES), "data")
     axes = axes_of_states(kind, degrees, mesh, nearest_first)
+    found = _from_program(loss_fn, model, batch, mesh, data_axes, "tensor" in parts)
 
-    def choose(row: Placement) -> Placement:
+    def choose(place: int, row: Placement) -> Placement:
         spec, reasons = PartitionSpec(), []
-        if "tensor" in parts:
+        if "tensor" in parts and found is not None:
+            spec, reasons = found.rows[place].spec, [found.rows[place].reason]
+        elif "tensor" in parts:
             spec, reason = _tensor_cut(row, mesh.shape[TENSOR_AXIS], model, head_size)
             reasons.append(reason)
         specs = dict.fromkeys(axes, spec)
         if widest := axes["optimizer"]:
-            best, reason = largest_cut(row.shape, spec, mesh, widest, min_elements)
+            stacked = [at for one, at in found.stacked if one == place] if found else ()
+            best, reason = largest_cut(row.shape, spec, mesh, widest, min_elements, stacked)
             if best is not None:
                 specs = {state: with_axes(spec, best, cut) for state, cut in axes.items()}
                 if not axes["weights"]:
@@ -103,18 +116,41 @@ def layout(
         )
 
     rows = placements_of(model, lambda shape: (PartitionSpec(), ""))
-    rows = tuple(choose(row) for row in rows)
+    rows = tuple(choose(place, row) for place, row in enumerate(rows))
     if "tensor" in parts and not any(TENSOR_AXIS in _used(row) for row in rows):
+        cause = (
+            "it knows parameters by the paths of toolkit.looped, such as "
+            "blocks/0/feed_forward/up/kernel; with loss_fn= and batch= it follows the program"
+            if found is None
+            else "no cut of a loop in loss_fn saves time in the model"
+        )
         raise ValueError(
-            "model: 'tensor' finds nothing to cut; it knows parameters by the paths of "
-            f"toolkit.looped, such as blocks/0/feed_forward/up/kernel, and {TENSOR_AXIS}="
-            f"{mesh.shape[TENSOR_AXIS]} must divide their heads and hidden size"
+            f"model: 'tensor' finds nothing to cut: {cause}, and {TENSOR_AXIS}="
+            f"{mesh.shape[TENSOR_AXIS]} must divide heads and hidden sizes"
         )
     attention = next((part for part in parts if part in CONTEXT_SCHEMES), None)
     rows_of_batch = data_axes[0] if len(data_axes) == 1 else data_axes or None
     if attention is None:
         return Layout(mesh, rows, PartitionSpec(rows_of_batch))
     return Layout(mesh, rows, PartitionSpec(rows_of_batch, CONTEXT_AXIS), attention)
+
+
+def _from_program(
+    loss_fn: Callable | None,
+    model: Any,
+    batch: Any,
+    mesh: Mesh,
+    data_axes: tuple[str, ...],
+    is_tensor: bool,
+) -> Found | None:
+    """What the traced loss says of each parameter; None without a loss."""
+    if (loss_fn is None) != (batch is None):
+        raise ValueError("loss_fn and batch belong together: want both or neither")
+    if loss_fn is None:
+        return None
+    parts = math.prod(mesh.shape[axis] for axis in data_axes)
+    sizes = {"data": parts, TENSOR_AXIS: mesh.shape[TENSOR_AXIS] if is_tensor else 1}
+    return find_cuts(loss_fn, model, batch, sizes, "data", TENSOR_AXIS, RANKING)
 
 
 def _parts(scheme: str, mesh: Mesh) -> list[str]:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from toolkit.looped.feed_forward.mixture import MixtureLayer
 from toolkit.looped.mixing.streaming import streaming
-from toolkit.parallel.layout import axes_of
+from toolkit.parallel.axes import axes_of
 from toolkit.planning.memory.kept import POLICIES
 from toolkit.planning.memory.placing import is_of
 from toolkit.planning.mixtures import mix_folded

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from toolkit._checks import checked
 from toolkit.looped import LoopedConfig
 from toolkit.parallel import Layout, make_mesh
-from toolkit.parallel.layout import axes_of
+from toolkit.parallel.axes import axes_of
 from toolkit.planning.grade.forward import local_loss
 from toolkit.planning.grade.pipelined import STAGE, pipelined
 from toolkit.planning.memory.placing import (

@@ -11,7 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from toolkit.looped.blocks import Block
 from toolkit.parallel import Layout
-from toolkit.parallel.layout import Placement, axes_of
+from toolkit.parallel.axes import axes_of
+from toolkit.parallel.layout import Placement
 from toolkit.planning.memory.sizes import is_sharded
 from toolkit.planning.models import group_runs, kinds_of, local_config
 
