@@ -20,7 +20,7 @@ MESHES = {
     **dict.fromkeys(("tensor", "zero1+tensor", "zero3+tensor"), BOTH),
 }
 DESCENT = optax.sgd(1.0)
-QUICK = [("linen_scan", ["zero3+tensor"]), ("nnx_grouped", ["zero1"])]
+QUICK = [("nanochat", ["zero3+tensor"])]
 
 
 def textbook(foreign, found):
@@ -63,17 +63,16 @@ def test_a_step_sends_what_the_textbook_says_and_equals_one_device(name, schemes
     assert {one: ratio for one, ratio in ratios.items() if not 0.66 < ratio <= WITHIN} == {}
 
 
-# Gradients of a tied embedding are summed once per use.
-TIED = {"linen_scan": 1.15, "linen_scan_remat": 1.15, "t5": 1.3, "gpt2": 1.15}
+# Gradients of a tied embedding are summed once per use; a loop gathers its weights again.
+MORE = {"linen_scan": 1.4, "linen_scan_remat": 1.4, "t5": 1.3, "gpt2": 1.15}
 
 
-@pytest.mark.parametrize(
-    "name", ["nanochat", *(pytest.param(one, marks=pytest.mark.nightly) for one in MODELS)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MODELS)
 def test_the_compiler_gathers_weights_and_holds_activations(name):
     """On CPUs it all-reduces gradients: weights once and gradients twice are as much as ZeRO-3."""
     with jax.enable_x64(True):
-        assert check(name, "zero3", partitioned_train_step) <= WITHIN * TIED.get(name, 1.0)
+        assert check(name, "zero3", partitioned_train_step) <= WITHIN * MORE.get(name, 1.0)
 
 
 def stack_loss(params, batch):

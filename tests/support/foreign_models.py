@@ -176,16 +176,17 @@ class ViT(linen.Module):
 
 
 def vit():
-    return of_linen(
-        ViT(), images(), "image", lambda y, b: cross_entropy(y, b["label"]), 4 * LAYERS * 17 / 16
-    )
+    sums = 4 * LAYERS * 17 / TIME  # of the class token too
+    return of_linen(ViT(), images(), "image", lambda y, b: cross_entropy(y, b["label"]), sums)
 
 
 # T5: encoder and decoder, relative positions as a learned bias, tied embedding
 
 
 def t5_attention(p, x, memory, bias, causal):
-    q, k, v = (jnp.einsum("btd,dhk->bthk", y, p[n]) for n, y in zip("qkv", (x, memory, memory)))
+    q, k, v = (
+        jnp.einsum("btd,dhk->bthk", y, p[n]) for n, y in (("q", x), ("k", memory), ("v", memory))
+    )
     scores = jnp.einsum("bqhk,bthk->bhqt", q, k) + bias
     if causal:
         scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)

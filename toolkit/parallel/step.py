@@ -111,7 +111,8 @@ def sharded_train_step(
         loss_fn: (params, batch) -> scalar loss, a *mean* over the batch with equal weights (the
             loss of a batch is taken to be the mean of its parts' losses).
         optimizer: an optax transformation.
-        layout: shardings of parameters and batch; parameters may be sharded along batch axes only.
+        layout: shardings of parameters and batch. The compiler communicates along axes that do not
+            shard the batch, such as "model".
         gather_again: gather parameters again for the backward pass, as ZeRO-3 does; False keeps
             them, which saves a third of the communication. The compiler may merge the two gathers.
         donate: whether to update params and optimizer_state in place.
