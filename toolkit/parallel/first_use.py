@@ -234,7 +234,7 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*entries)))
 
     def gather(x: Array, spec: PartitionSpec) -> Array:
-        return constrain(x, without(spec, batch))
+        return constrain(x, [*without(spec, batch)])
 
     def held(params: Any, *others: Any, **options: Any) -> Any:
         rows = jax.tree.leaves(others[-1:])

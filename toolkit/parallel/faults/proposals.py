@@ -148,9 +148,9 @@ def _move(
     outs = variant.results
     if outs is not None:
         outs = tuple(spec if i in results else place for i, place in enumerate(outs))
-    named = [_said(variant.names[i]) for i in changed]
+    named = [said(variant.names[i]) for i in changed]
     if not named:
-        named = ["result " + _said(variant.result_names[i]) for i in results]
+        named = ["result " + said(variant.result_names[i]) for i in results]
         before = {written(variant.results[i]) for i in results if variant.results}
     others = f" and {len(named) - 1} like it" if len(named) > 1 else ""
     words = f"lay {named[0]}{others} as {written(spec)}, not {' or '.join(sorted(before))}"
@@ -192,6 +192,16 @@ def _other_places(
                 yield _spec(moved)
 
 
+def spec_with(
+    spec: PartitionSpec, rank: int, dimension: int, axes: tuple[str, ...]
+) -> PartitionSpec:
+    """The spec with a dimension cut along just these axes, and no other dimension along them."""
+    entries = [*axes_of(spec), *[()] * (rank - len(axes_of(spec)))]
+    entries = [tuple(axis for axis in one if axis not in axes) for one in entries]
+    entries[dimension] = axes
+    return _spec(entries)
+
+
 def _spec(entries: list[tuple[str, ...]]) -> PartitionSpec:
     places = [None if not one else one[0] if len(one) == 1 else one for one in entries]
     while places and places[-1] is None:
@@ -214,7 +224,7 @@ def _go_together(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
     return names == others or (bool(short) and long[len(long) - len(short) :] == short)
 
 
-def _said(names: tuple[str, ...]) -> str:
+def said(names: tuple[str, ...]) -> str:
     return "/".join(names) or "of the program"
 
 

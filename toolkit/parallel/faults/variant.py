@@ -77,7 +77,7 @@ class Variant:
     def constraints(self) -> list[Constraint]:
         """The constraints on intermediate arrays in the program."""
         found = [
-            _constraint(one)
+            constraint_of(one)
             for one in equations(self.program.jaxpr)
             if one.primitive.name == "sharding_constraint"
         ]
@@ -88,7 +88,7 @@ class Variant:
         sharding = NamedSharding(self.mesh, spec)
 
         def change(equation: Any) -> list[Any]:
-            is_it = equation.primitive.name == "sharding_constraint" and where == _constraint(
+            is_it = equation.primitive.name == "sharding_constraint" and where == constraint_of(
                 equation
             )
             return [
@@ -119,7 +119,7 @@ class Variant:
         return dataclasses.replace(self, program=_changed(self.program, change))
 
 
-def _constraint(equation: Any) -> Constraint:
+def constraint_of(equation: Any) -> Constraint:
     return source_of(equation), equation.invars[0].aval.shape, equation.params["sharding"].spec
 
 
