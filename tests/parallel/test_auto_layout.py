@@ -6,6 +6,7 @@ import pytest
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec as P
 
+from toolkit.measure import program_cost
 from toolkit.parallel import (
     Machine,
     auto_layout,
@@ -14,6 +15,8 @@ from toolkit.parallel import (
     make_mesh,
     redco_layout,
 )
+from toolkit.parallel.causes.comparison import compiled_gradient
+from toolkit.parallel.dataflow.budget import cut_further
 from toolkit.parallel.dataflow.flow import WHOLE
 from toolkit.parallel.dataflow.propagation import follow
 
@@ -355,3 +358,36 @@ def test_redco_cuts_latents_where_the_program_says_whole(mesh):
     assert set(specs(redco_layout(params, mesh)).values()) == {COLUMN}
     with pytest.raises(ValueError, match="axis='tensor': the mesh has"):
         redco_layout(params, mesh, axis="tensor")
+
+
+def test_a_memory_budget_is_held_by_the_compiled_program(mesh):
+    """Where what is fastest does not fit, parameters are cut along the batch's axis as well."""
+
+    def loss(p, x):
+        def layer(x, p):
+            return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+        return jnp.mean(jax.lax.scan(layer, x, p)[0] ** 2)
+
+    params = {"up": jnp.zeros((8, 64, 256)), "down": jnp.zeros((8, 256, 64))}
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32)
+    small = Machine(latency=0.0, flops=16 * Machine().bandwidth)
+    given = {"loss_fn": loss, "params": params, "batch": x, "mesh": mesh, "machine": small}
+    fastest = auto_layout(**given)
+    needs = [
+        program_cost(compiled_gradient(loss, params, x, found)).resident_bytes
+        for found in (fastest, cut_further(fastest, "data", {(0, 0), (1, 0)}))
+    ]
+    assert needs[1] < needs[0]
+    assert auto_layout(**given, memory=needs[0]) == fastest
+    tight = auto_layout(**given, memory=needs[0] - 1)
+    assert program_cost(compiled_gradient(loss, params, x, tight)).resident_bytes < needs[0]
+    with pytest.raises(ValueError, match=r"memory=1000: the least of 4 layouts compiled needs \d+"):
+        auto_layout(**given, memory=1000)
+    layouts = {"auto": fastest, "redco": redco_layout(params, mesh), "compiler": None}
+    header, *rows = compare_layouts(loss, params, x, layouts).splitlines()
+    assert "FLOPs" in header
+    assert "memory" in header
+    assert rows[2].split()[-2:] == ["1.00", "MiB"]  # the compiler leaves parameters whole
+    with pytest.raises(ValueError, match="layouts: all are None"):
+        compare_layouts(loss, params, x, {"compiler": None})

@@ -16,8 +16,8 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from toolkit._checks import checked
+from toolkit.parallel.cuts import largest_cut, with_axes
 from toolkit.parallel.layout import Layout, placements_of
-from toolkit.parallel.schemes.degrees import largest_cut, with_axes
 
 
 @checked

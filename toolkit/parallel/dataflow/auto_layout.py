@@ -13,8 +13,9 @@ key-value heads than devices, the mesh axis is split into factors: one cuts thes
 the queries of each group.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from toolkit._checks import checked
+from toolkit.parallel.dataflow.budget import cut_further, first_that_fits
 from toolkit.parallel.dataflow.flow import WHOLE, Cut, Flow, Machine, cut_of, spec_of
 from toolkit.parallel.dataflow.loops import Loops
 from toolkit.parallel.dataflow.propagation import follow
@@ -41,6 +43,7 @@ def auto_layout(
     batch_axis: str = "data",
     axis: str = "model",
     machine: Machine | None = None,
+    memory: int | None = None,
 ) -> Layout:
     """Choose which dimension of each parameter to shard, by following the program.
 
@@ -52,12 +55,20 @@ def auto_layout(
         batch_axis: the mesh axis that shards the batch.
         axis: the mesh axis that may shard parameters.
         machine: latency, bandwidth and rates; None for an H100's.
+        memory: bytes per device that the loss and its gradients may take, with arguments and
+            results; None for any number. The optimiser's state comes on top.
 
     Returns:
         A `Layout`; each reason names the product that keeps, sums or looks up the cut dimension, or
         tells why there is none.
 
-    Cost: two traces of the loss and two passes over its operations per loop; nothing is compiled.
+    Raises:
+        ValueError: also when no layout fits `memory`; it says what would.
+
+    Cost: two traces of the loss and two passes over its operations per loop; nothing is compiled
+        without `memory`. With it the layout found is compiled; while it does not fit, also one with
+        every parameter cut along the batch's axis, then one in which memory outweighs time, then
+        both.
 
     Source: Yuan et al., "OneFlow", 2021 (signatures); Shoeybi et al., "Megatron-LM", 2019 (the
         layout it finds for a transformer).
@@ -76,8 +87,18 @@ def auto_layout(
     if axis == batch_axis:
         raise ValueError(f"axis={axis!r}: want another axis than batch_axis")
     sizes = dict(mesh.shape)
-    found = find_cuts(loss_fn, params, batch, sizes, batch_axis, axis, machine or Machine())
-    return Layout(mesh, found.rows, PartitionSpec(batch_axis))
+    machine = machine or Machine()
+
+    def candidates() -> Iterator[Layout]:
+        for rates in (machine, dataclasses.replace(machine, memory_bandwidth=1.0)):
+            found = find_cuts(loss_fn, params, batch, sizes, batch_axis, axis, rates)
+            one = Layout(mesh, found.rows, PartitionSpec(batch_axis))
+            yield one
+            yield cut_further(one, batch_axis, found.stacked)
+
+    if memory is None:
+        return next(candidates())
+    return first_that_fits(loss_fn, params, batch, candidates(), memory)
 
 
 class Found(NamedTuple):

@@ -5,11 +5,10 @@ moments are used once per step and may be sharded over all. Plain ZeRO uses only
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from toolkit.parallel.axes import axes_of
 from toolkit.parallel.layout import STATES
 
 PLAIN = {
@@ -47,40 +46,3 @@ def axes_of_states(
             + ", ".join(str(degrees[state]) for state in STATES)
         )
     return {state: axes[: possible.index(degrees[state])] for state in STATES}
-
-
-def with_axes(spec: PartitionSpec, dimension: int, axes: tuple[str, ...]) -> PartitionSpec:
-    """The spec with `axes` added to a dimension."""
-    entries = axes_of(spec) + [()] * (dimension + 1 - len(spec))
-    entries[dimension] += axes
-    while entries and not entries[-1]:
-        entries.pop()
-    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in entries))
-
-
-def largest_cut(
-    shape: tuple[int, ...],
-    spec: PartitionSpec,
-    mesh: Mesh,
-    axes: tuple[str, ...],
-    min_elements: int,
-    stacked: Collection[int] = (),
-) -> tuple[int | None, str]:
-    """The dimension to shard along `axes` in addition to `spec`, or None, and the reason.
-
-    It is the largest that the axes divide (the first of equals), is not sharded, and is none of
-    `stacked`, over which a loop runs. Small tensors are replicated, because sharding them saves
-    little and costs a message each.
-    """
-    parts = math.prod(mesh.shape[axis] for axis in axes)
-    elements = math.prod(shape)
-    if elements < min_elements:
-        return None, f"replicated: small ({elements} elements < {min_elements})"
-    taken = axes_of(spec) + [()] * (len(shape) - len(spec))
-    free = [index for index in range(len(shape)) if not taken[index] and index not in stacked]
-    fitting = [index for index in free if shape[index] and shape[index] % parts == 0]
-    if not fitting:
-        named = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
-        return None, f"replicated: no free dimension is divisible by {named}"
-    best = max(fitting, key=lambda index: shape[index])
-    return best, f"dimension {best} ({shape[best]}) is the largest divisible by {parts}"

@@ -10,10 +10,11 @@ from jax.sharding import Mesh, PartitionSpec
 from toolkit._checks import checked
 from toolkit.parallel.context.along import CONTEXT_AXIS
 from toolkit.parallel.context.along import METHODS as CONTEXT_SCHEMES
+from toolkit.parallel.cuts import largest_cut, with_axes
 from toolkit.parallel.dataflow.auto_layout import Found, find_cuts
 from toolkit.parallel.dataflow.flow import RANKING
 from toolkit.parallel.layout import Layout, Placement, placements_of
-from toolkit.parallel.schemes.degrees import PLAIN, axes_of_states, largest_cut, with_axes
+from toolkit.parallel.schemes.degrees import PLAIN, axes_of_states
 from toolkit.parallel.schemes.roles import heads_of, role_of
 
 TENSOR_AXIS = "model"
