@@ -58,6 +58,7 @@ class FirstUse:
         batch: the mesh axes that cut the batch.
         keep: (equation, its results) -> the results, held to devices.
         mesh: the devices; None inside of `jax.shard_map`.
+        rows: (variable) -> the dimension that the batch's axes cut, or None.
         policy: what a loop over stacked layers keeps for the backward pass; None: everything.
     """
 
@@ -66,6 +67,7 @@ class FirstUse:
     keep: Callable[[Any, list[Any]], list[Any]] = lambda equation, results: results
     mesh: Mesh | None = None
     policy: Callable[..., Any] | None = None
+    rows: Callable[[Any], int | None] = lambda variable: None
 
     def run(self, program: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
         """The program's results; `values` are arrays, or Shards of parameters."""
@@ -133,13 +135,19 @@ class FirstUse:
 
     def _columns(self, group: list[Any], x: Array, shards: list[Shard]) -> list[Array]:
         places = [without(one.inner_spec, self.batch) for one in shards]
+        # Over all axes: XLA for CPUs ends the process at a sum in bfloat16 over some of them.
+        rows = self.rows(group[0].invars[0])
+        if any(rows in (*left, *batched) for (left, _), (batched, _) in map(_numbers, group)):
+            rows = None
         outs = []
         for product, place in zip(group, places, strict=True):
-            (_, summed), (_, batched) = product.params["dimension_numbers"]
+            (left, summed), (batched_left, batched) = _numbers(product)
             rank, right = product.outvars[0].aval.ndim, product.invars[1].aval.ndim
             entries = [*place, *[None] * (right - len(place))]
             kept = [one for at, one in enumerate(entries) if at not in (*summed, *batched)]
-            outs.append(PartitionSpec(*[None] * (rank - len(kept)), *kept))
+            free = [at for at in range(x.ndim) if at not in (*left, *batched_left)]
+            first = [self.batch if at == rows else None for at in free]
+            outs.append(PartitionSpec(*[None] * (rank - len(first) - len(kept)), *first, *kept))
 
         def each(x: Array, *weights: Array) -> list[Array]:
             return [
@@ -155,10 +163,12 @@ class FirstUse:
 
         weights = [self.gather(one.value, one.inner_spec) for one in shards]
         axes = {axis for place in places for names in axes_of(place) for axis in names}
-        options = {"mesh": self.mesh} if self.mesh is not None else {}
+        options = {} if self.mesh is None else {"mesh": self.mesh}
+        axes |= set() if self.mesh is None else {*self.mesh.axis_names}
+        row_spec = PartitionSpec(*[self.batch if at == rows else None for at in range(x.ndim)])
         return jax.shard_map(
             each,
-            in_specs=(PartitionSpec(), *places),
+            in_specs=(row_spec, *places),
             out_specs=outs,
             axis_names=axes,
             check_vma=False,
@@ -192,6 +202,10 @@ class FirstUse:
         options = {name: params[name] for name in ("length", "reverse", "unroll")}
         carry, stacked = jax.lax.scan(trip, once[constants:], stacks, **options)
         return [*carry, *stacked]
+
+
+def _numbers(product: Any) -> Any:
+    return product.params["dimension_numbers"]
 
 
 def _evaluate(jaxpr: Jaxpr, equation: Any, values: list[Any]) -> list[Any]:
@@ -239,7 +253,9 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
     def held(params: Any, *others: Any, **options: Any) -> Any:
         rows = jax.tree.leaves(others[-1:])
         shapes = [getattr(one, "shape", ()) for one in rows]
-        if pieces == 1 or not shapes or any(not one or one[0] % pieces for one in shapes):
+        specs = jax.tree.leaves(specs_of(params), is_leaf=_is_spec)
+        is_cut = pieces > 1 or any(any(spec) for spec in specs)
+        if not is_cut or not shapes or any(not one or one[0] % pieces for one in shapes):
             return function(params, *others, **options)
         traced = jax.make_jaxpr(partial(function, **options), return_shape=True)
         program, shape = traced(params, *others)
@@ -259,17 +275,20 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
                 for x, at in zip(results, found, strict=True)
             ]
 
-        specs = jax.tree.leaves(
-            specs_of(params), is_leaf=lambda one: isinstance(one, PartitionSpec)
-        )
         values[: len(specs)] = [
             Shard(value, spec) if any(spec) else value
             for value, spec in zip(values, specs, strict=False)
         ]
-        results = FirstUse(gather, batch, keep, mesh, _is_not_constrained).run(program, values)
+        results = FirstUse(gather, batch, keep, mesh, _is_not_constrained, dimension).run(
+            program, values
+        )
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return held
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
 
 
 def _is_not_constrained(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
@@ -136,8 +137,8 @@ def sharded_train_step(
         >>> w, optimizer_state, loss = step(w, adam.init(w), jnp.ones((8, 64)))
     """
     _check_layout(layout)
-    batch_axes, *others = axes_of(layout.batch) or [()]
-    if any(others):
+    batch_axes, *more = axes_of(layout.batch) or [()]
+    if any(more):
         raise ValueError(
             f"the batch is cut along {layout.batch}: the explicit step cuts its first dimension "
             "only; partitioned_train_step takes any"
@@ -145,6 +146,7 @@ def sharded_train_step(
     for row in layout.placements:
         _check_is_explicit(row)
     devices = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
+    others = {*layout.mesh.axis_names} - {*batch_axes}
 
     def explicit(spec: PartitionSpec, finest: PartitionSpec) -> PartitionSpec:
         # Where another axis cuts the same dimension, the pieces of the batch's axes are no
@@ -159,14 +161,18 @@ def sharded_train_step(
 
     def in_parts(function: Callable, x: Array, spec: PartitionSpec) -> Array:
         """`function` on the parts into which the compiler's axes cut an array."""
-        if not any(spec):
+        # Over all axes: XLA for CPUs ends the process at a sum in bfloat16 over some of them.
+        if not others:
             return function(x)
-        axes = {axis for names in axes_of(spec) for axis in names}
-        options = {"in_specs": spec, "out_specs": spec, "axis_names": axes, "check_vma": False}
+        options = {"in_specs": spec, "out_specs": spec, "axis_names": others, "check_vma": False}
         return jax.shard_map(function, **options)(x)
 
     def gather(shard: Array, spec: PartitionSpec) -> Array:
         one = partial(_gather, spec=only(spec, batch_axes))
+        if others and not any(without(spec, batch_axes)):
+            # Its transpose is such a sum too, and over all axes it would sum over the others.
+            wide = jnp.promote_types(shard.dtype, jnp.float32)
+            return one(shard.astype(wide)).astype(shard.dtype)
         return in_parts(one, shard, without(spec, batch_axes))
 
     def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
@@ -200,7 +206,9 @@ def sharded_train_step(
         def on_each_device(shards: Params, local_batch: Batch) -> tuple[Array, Params]:
             loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch)
             gradients = jax.tree.map(summed, gradients, specs, near, far)
-            return (jax.lax.psum(loss, batch_axes) if devices > 1 else loss), gradients
+            if devices > 1:
+                loss = in_parts(lambda x: jax.lax.psum(x, batch_axes), loss, PartitionSpec())
+            return loss, gradients
 
         # With check_vma=True, jax would sum gradients of replicated inputs by itself, but refuse
         # losses with a scan that starts from fresh zeros. Here every collective is written down.

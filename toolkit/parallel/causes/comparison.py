@@ -56,7 +56,7 @@ def compare_layouts(
             runs[name][collective.kind] += collective.count
             sent[name] += collective.total_bytes_sent
     kinds = sorted({kind for counts in runs.values() for kind in counts})
-    rows = [("layout", *kinds, "FLOPs", "memory", "sent", "parameters held")]
+    rows: list[tuple[str, ...]] = [("layout", *kinds, "FLOPs", "memory", "sent", "parameters held")]
     for name, program in compiled.items():
         cost, places = program_cost(program), jax.tree.leaves(program.input_shardings[0][0])
         stored = sum(

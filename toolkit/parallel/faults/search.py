@@ -65,7 +65,7 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
     """Each loop, cut along each of the sets of axes that it or one of the mesh suggests."""
     jaxpr, sizes = variant.program.jaxpr, variant.mesh.shape
     loops = Loops(variant.program, 1)
-    results: tuple[PartitionSpec, ...] = variant.results or ()
+    results: Any = variant.results or ()
     held = {id(one): one for one in equations(jaxpr) if one.primitive.name == "sharding_constraint"}
     places: dict[Any, list[tuple[str, Any, int]]] = {}
     arrays = [("argument", i, one) for i, one in enumerate(jaxpr.invars)]
@@ -80,7 +80,8 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
     def spec_at(kind: str, i: Any) -> PartitionSpec:
         if kind == "constraint":
             return held[i].params["sharding"].spec
-        return (variant.arguments if kind == "argument" else results)[i]
+        places = variant.arguments if kind == "argument" else results
+        return places[i]
 
     shapes = {(kind, i): tuple(one.aval.shape) for kind, i, one in arrays}
     for members in places.values():
