@@ -148,9 +148,9 @@ def _move(
     outs = variant.results
     if outs is not None:
         outs = tuple(spec if i in results else place for i, place in enumerate(outs))
-    named = [said(variant.names[i]) for i in changed]
+    named = [path_of(variant.names[i]) for i in changed]
     if not named:
-        named = ["result " + said(variant.result_names[i]) for i in results]
+        named = ["result " + path_of(variant.result_names[i]) for i in results]
         before = {written(variant.results[i]) for i in results if variant.results}
     others = f" and {len(named) - 1} like it" if len(named) > 1 else ""
     words = f"lay {named[0]}{others} as {written(spec)}, not {' or '.join(sorted(before))}"
@@ -224,7 +224,7 @@ def _go_together(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
     return names == others or (bool(short) and long[len(long) - len(short) :] == short)
 
 
-def said(names: tuple[str, ...]) -> str:
+def path_of(names: tuple[str, ...]) -> str:
     return "/".join(names) or "of the program"
 
 

@@ -16,7 +16,13 @@ from jax.sharding import PartitionSpec
 from toolkit.parallel.axes import axes_of
 from toolkit.parallel.dataflow.flow import Machine
 from toolkit.parallel.dataflow.loops import Loops
-from toolkit.parallel.faults.proposals import Proposal, all_proposals, bytes_held, said, spec_with
+from toolkit.parallel.faults.proposals import (
+    Proposal,
+    all_proposals,
+    bytes_held,
+    path_of,
+    spec_with,
+)
 from toolkit.parallel.faults.variant import Variant, constraint_of, equations
 
 _PAIRS = 6  # of the best first changes, each with every second
@@ -107,7 +113,7 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
                     changed = changed.constrain(constraint_of(held[i]), spec)
                     continue
                 names = variant.names[i] if kind == "argument" else variant.result_names[i]
-                named.append(f"{'result ' * (kind == 'result')}{said(names)} {_code(spec)}")
+                named.append(f"{'result ' * (kind == 'result')}{path_of(names)} {_code(spec)}")
                 changed = _placed(changed, kind, i, spec)
             if named:
                 others = f" and {len(named) - 3} more" if len(named) > 3 else ""
@@ -129,7 +135,7 @@ def _swaps(variant: Variant) -> Iterator[tuple[str, Variant]]:
         pieces = [[variant.mesh.shape[axis] for axis in entries[at]] for at in cut]
         if any(shape[at] % max(sizes) for at, sizes in zip(cut, pieces, strict=True)):
             continue
-        words = f"lay {said(variant.names[i])} {_code(swapped)}"
+        words = f"lay {path_of(variant.names[i])} {_code(swapped)}"
         yield words, _placed(variant, "argument", i, swapped)
 
 
