@@ -87,10 +87,10 @@ def is_published(directory: Path) -> bool:
 def _check_size(config: LoopedConfig, described: Path) -> None:
     """Refuse a model that is larger than the checkpoints, before building it."""
     files = described.parent.glob("checkpoints/[0-9]*/**/*")
-    held = sum(file.stat().st_size for file in files if file.is_file())
+    on_disk = sum(file.stat().st_size for file in files if file.is_file())
     # Four bytes, twelve with the optimiser; compression saves little.
-    if held and held < 2 * (parameters := parameter_count(config)):
+    if on_disk and on_disk < 2 * (parameters := parameter_count(config)):
         raise ValueError(
             f"directory: {str(described)!r} describes {parameters:,} parameters; the checkpoints "
-            f"hold {held:,} bytes"
+            f"hold {on_disk:,} bytes"
         )

@@ -86,7 +86,7 @@ def write_tokens(
     texts = [part.tobytes().decode() for part in np.split(corpus.tokens, ends[:-1])]
     encoded_texts = tokenizer.encode_batch(texts, add_special_tokens=False)
     small = tokenizer.get_vocab_size() <= 1 << 16
-    ids = [np.asarray(one.ids, np.uint16 if small else np.uint32) for one in encoded_texts]
+    ids = [np.asarray(encoded.ids, np.uint16 if small else np.uint32) for encoded in encoded_texts]
     if not len(tokens := np.concatenate(ids)):
         raise CorpusError("paths: the tokenizer makes no token of this text")
     np.save(file, tokens)

@@ -28,7 +28,7 @@ def gradient_in_passes(
     are in float32 at least. The model state goes from pass to pass.
     """
 
-    def one(params: Params, model_state: Any, batch: Batch, scale: Array | None) -> tuple:
+    def single(params: Params, model_state: Any, batch: Batch, scale: Array | None) -> tuple:
         def scaled(params: Params) -> tuple[Array, tuple[Array, Any]]:
             # Rebuilt in this trace, because a loss may change its arguments, as nnx does.
             own = jax.tree.map(lambda leaf: leaf, model_state)
@@ -42,14 +42,16 @@ def gradient_in_passes(
 
     def accumulated(params: Params, model_state: Any, batch: Batch, scale: Array | None) -> tuple:
         parts = jax.tree.map(lambda leaf: _in_passes(leaf, passes), batch)
-        like = jax.eval_shape(one, params, model_state, jax.tree.map(lambda p: p[0], parts), scale)
+        like = jax.eval_shape(
+            single, params, model_state, jax.tree.map(lambda p: p[0], parts), scale
+        )
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), (like[0], like[2]))
         weights = jnp.ones(passes) if weigh is None else jax.vmap(weigh)(parts)
         shares = (weights / weights.sum()).astype(zeros[0].dtype)
 
         def add(carry: tuple, part: tuple) -> tuple[tuple, None]:
             (model_state, sums), (batch, share) = carry, part
-            loss, model_state, gradients = one(params, model_state, batch, scale)
+            loss, model_state, gradients = single(params, model_state, batch, scale)
 
             def plus(total: Array, new: Array) -> Array:
                 return total + (share.astype(total.dtype) * new.astype(total.dtype))
@@ -62,7 +64,7 @@ def gradient_in_passes(
         gradients = jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), gradients, like[2])
         return loss.astype(like[0].dtype), model_state, gradients
 
-    return one if passes == 1 else accumulated
+    return single if passes == 1 else accumulated
 
 
 def _in_passes(leaf: Array, passes: int) -> Array:

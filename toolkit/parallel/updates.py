@@ -131,7 +131,7 @@ def run_updates(
     def body(index: Int[Array, ""], carry: tuple) -> tuple[TrainState, Metrics]:
         state, metrics = carry
         state, row = update(state, data, None if rates is None else rates[index])
-        return held(state, layout), {
+        return keep_layout(state, layout), {
             name: metrics[name].at[index].set(row[name]) for name in metrics
         }
 
@@ -170,7 +170,7 @@ def layout_of(tree: Any) -> tuple:
     return tuple(leaf.sharding if _is_on_mesh(leaf) else None for leaf in leaves)
 
 
-def held(tree: Any, layout: tuple) -> Any:
+def keep_layout(tree: Any, layout: tuple) -> Any:
     """Keep the sharding of a tree. With another choice of the compiler, the second call would
     compile anew, and a restored run would differ from an unbroken one.
     """

@@ -184,12 +184,12 @@ class Prediction:
 
     def __str__(self) -> str:
         rows = [("memory per chip", "bytes", "step", "seconds")]
-        held = [(name, in_words(value, "bytes")) for name, value in self.memory._asdict().items()]
-        held.append(("total", in_words(self.memory.total, "bytes")))
+        sizes = [(name, in_words(value, "bytes")) for name, value in self.memory._asdict().items()]
+        sizes.append(("total", in_words(self.memory.total, "bytes")))
         took = [(name, in_words(value, "seconds")) for name, value in self.seconds.items()]
         took.append(("step", in_words(self.step_seconds, "seconds")))
-        for index in range(max(len(held), len(took))):
-            left = held[index] if index < len(held) else ("", "")
+        for index in range(max(len(sizes), len(took))):
+            left = sizes[index] if index < len(sizes) else ("", "")
             right = took[index] if index < len(took) else ("", "")
             rows.append((left[0], left[1], right[0], right[1]))
         verdict = "fits" if self.fits else "does not fit"

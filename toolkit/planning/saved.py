@@ -95,8 +95,8 @@ class SavedPlan:
         found = sent_by_device(compiled, self.config, self.strategy)
         rows = [("pipeline device", "collective", "compiled: bytes sent", "predicted")]
         for device, sent in enumerate(found):
-            one = self.strategy.pipeline == 1
-            each = self.prediction.transfers if one else self.prediction.transfers_of(device)
+            is_whole = self.strategy.pipeline == 1
+            each = self.prediction.transfers if is_whole else self.prediction.transfers_of(device)
             for kind in sorted({*sent, *(transfer.kind for transfer in each)}):
                 total = sum(transfer.total for transfer in each if transfer.kind == kind)
                 rows.append((str(device), kind, f"{sent.get(kind, 0):,.0f}", f"{total:,.0f}"))

@@ -158,7 +158,7 @@ def simulate_on_links(
         for task in transfer.after:
             opens[task].add(number)
     fair_rates([transfer.loads for transfer in transfers], links)  # refuses unknown links
-    left = [max(Fraction(each) for each in one.loads.values()) for one in transfers]
+    left = [max(Fraction(each) for each in transfer.loads.values()) for transfer in transfers]
     begun = {number: Fraction(0) for number, each in enumerate(transfers) if not each.after}
     running, arrived, ended = list(begun), dict[int, Time](), dict[Task, Time]()
     spans: list[list[Span]] = [[] for _ in schedule.orders]

@@ -170,7 +170,7 @@ class Schedule:
             if (i + 1) % self.slices:
                 yield self.backward(i + 1, stage)
 
-    def held(self, device: int) -> Iterator[int]:
+    def activations(self, device: int) -> Iterator[int]:
         """After the start of each task of a device: the stages' activations that it holds.
 
         They are held from a forward to the end of its backward or input gradient; their number
@@ -185,7 +185,7 @@ class Schedule:
     @property
     def peak_activations(self) -> tuple[int, ...]:
         """The most activations of stages that each device holds at once."""
-        return tuple(max(self.held(device), default=0) for device in range(self.devices))
+        return tuple(max(self.activations(device), default=0) for device in range(self.devices))
 
 
 @checked
@@ -213,7 +213,7 @@ def faults(schedule: Schedule, *, most_activations: int | None = None) -> list[s
     if found or most_activations is None:
         return found
     for device, order in enumerate(schedule.orders):
-        for task, count in zip(order, schedule.held(device), strict=True):
+        for task, count in zip(order, schedule.activations(device), strict=True):
             if count > most_activations:
                 found.append(
                     f"device {device} holds {count} activations at {task}; {most_activations} fit."

@@ -169,15 +169,15 @@ class Timeline:
         """
         chunks = self.schedule.chunks
         m_b, m_w = Fraction(activation) / chunks, Fraction(weight_gradient) / chunks
-        held = Fraction(0)
+        total = Fraction(0)
         # A device's tasks follow one another, and so do its changes.
         for task, start, end in self.spans[device]:
             if task.kind == "F":
-                held += m_b
-                yield start, held
+                total += m_b
+                yield start, total
             else:
-                held += {"I": m_w - m_b, "W": -m_w, "B": -m_b}[task.kind]
-                yield end, held
+                total += {"I": m_w - m_b, "W": -m_w, "B": -m_b}[task.kind]
+                yield end, total
 
     def peak_memory(
         self, activation: float | Fraction = 1, weight_gradient: float | Fraction = 0
@@ -185,7 +185,7 @@ class Timeline:
         """The most that each device holds at once; arguments as of `memory`."""
         devices = range(self.schedule.devices)
         return tuple(
-            max(held for _, held in self.memory(d, activation, weight_gradient)) for d in devices
+            max(total for _, total in self.memory(d, activation, weight_gradient)) for d in devices
         )
 
     def __str__(self) -> str:

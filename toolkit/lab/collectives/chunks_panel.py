@@ -28,8 +28,8 @@ class ArrivedPlot(Plot):
         super().__init__(axes, title="In place, over time", ylabel="share", ylim=(-0.03, 1.03))
         axes.set_xlabel("ms")
         self.lines = {
-            name: self.line(label=words, drawstyle="steps-post", **one.line)
-            for (name, words), one in zip(
+            name: self.line(label=words, drawstyle="steps-post", **look.line)
+            for (name, words), look in zip(
                 SCHEDULES.items(), map(look, ("full", "window")), strict=True
             )
         }
@@ -86,9 +86,9 @@ def chunks_scene(view: ChunksView) -> Scene:
         for node, (x, y) in enumerate(drawing.places):
             is_rank = node < drawing.topology.compute
             nodes.append(Node(str(node) if is_rank else "", left + _WIDE * float(x), 1 - float(y)))
-            held = run.held[:, node].mean(1) if is_rank else [0.0]
+            shares = run.held[:, node].mean(1) if is_rank else [0.0]
             times = [0.0, *(1e3 * run.ends)] if is_rank else [0.0]
-            levels.append(([*map(float, times)], [*map(float, held)]))
+            levels.append(([*map(float, times)], [*map(float, shares)]))
         edges += [(first + a, first + b) for a, b in drawing.cables]
         starts = [0.0, *map(float, run.ends)]
         for now, moving in enumerate(run.messages):

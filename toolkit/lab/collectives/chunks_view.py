@@ -53,7 +53,7 @@ def run_of(name: str, collective: str, schedule: str, megabytes: float) -> Run:
     whole = np.zeros(count.shape, bool)
     if not summed:
         whole[owners, np.arange(len(owners))] = True
-    seconds, ends, held, messages = 0.0, [], [_shares(whole, owners, chunks)], []
+    seconds, ends, shares, messages = 0.0, [], [_shares(whole, owners, chunks)], []
     for moved in program.rounds:
         loads: Counter = Counter()
         listed, before = [], count.copy()
@@ -70,8 +70,8 @@ def run_of(name: str, collective: str, schedule: str, megabytes: float) -> Run:
         seconds += topology.seconds + busiest
         ends.append(seconds)
         messages.append(tuple(listed))
-        held.append(_shares(whole, owners, chunks))
-    return Run(np.array(ends), tuple(messages), np.array(held))
+        shares.append(_shares(whole, owners, chunks))
+    return Run(np.array(ends), tuple(messages), np.array(shares))
 
 
 def _shares(whole: np.ndarray, owners: np.ndarray, chunks: Counter) -> np.ndarray:

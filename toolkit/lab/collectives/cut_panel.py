@@ -93,8 +93,8 @@ class SpeedPlot(Plot):
         super().__init__(axes, title="If the cable were slower or faster", xlabel="times its rate")
         axes.set(xlim=(-0.05, 2.05), xticks=(0, 0.5, 1, 1.5, 2), ylabel="GB/s")
         self.lines = {
-            name: self.line(label=words, marker=one.marker, markersize=5, **one.line)
-            for (name, words), one in zip(
+            name: self.line(label=words, marker=look.marker, markersize=5, **look.line)
+            for (name, words), look in zip(
                 SCHEDULES.items(), map(look, ("full", "window")), strict=True
             )
         }

@@ -114,7 +114,7 @@ def cut_view(*, network: str, collective: str, schedule: str, cable: int, speed:
     return CutView(
         network, collective, schedule, cable, speed, drawing,
         best_of(network, collective, cable, speed if cable else 1.0),
-        {name: one.rate for name, one in forests.items()},
+        {name: forest.rate for name, forest in forests.items()},
         {link: moved[link] / float(links[link]) for link in links}, moved, curve,
     )  # fmt: skip
 

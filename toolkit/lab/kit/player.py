@@ -114,11 +114,11 @@ class PlayedPanel(Panel):
 def _stacked(*pictures: bytes) -> bytes:
     """Pictures below one another, as wide as the widest."""
     opened = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
-    size = max(one.width for one in opened), sum(one.height for one in opened)
+    size = max(frame.width for frame in opened), sum(frame.height for frame in opened)
     whole, top = Image.new("RGB", size, "white"), 0
-    for one in opened:
-        whole.paste(one, (0, top))
-        top += one.height
+    for frame in opened:
+        whole.paste(frame, (0, top))
+        top += frame.height
     buffer = io.BytesIO()
     whole.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
         buffer, format="png", optimize=True

@@ -128,7 +128,7 @@ class Scene:
             ("messages", {n for m in self.messages for n in m[:2]}, len(self.nodes)),
             ("edges", {n for edge in self.edges for n in edge}, len(self.nodes)),
             ("bars", {bar.lane for bar in self.bars}, len(self.lanes)),
-            ("kinds", {one.kind for one in (*self.bars, *self.messages)}, len(self.kinds)),
+            ("kinds", {item.kind for item in (*self.bars, *self.messages)}, len(self.kinds)),
         ):
             if wrong := [number for number in numbers if not 0 <= number < count]:
                 raise ValueError(f"{name}: got number {wrong[0]}, wanted 0 to {count - 1}")
@@ -158,7 +158,7 @@ def _columns(kind: Any, rows: Sequence[Any]) -> dict[str, list[Any]]:
 def still(scene: Scene, time: float | None = None, width: float = 9.6) -> Figure:
     """The scene as a figure, for readers without a kernel: at `time`, or when something is on its
     way, near the middle."""
-    middles = [scene.end / 2, *((one.start + one.end) / 2 for one in scene.messages)]
+    middles = [scene.end / 2, *((item.start + item.end) / 2 for item in scene.messages)]
     near = min(middles[1:] or middles, key=lambda middle: abs(middle - middles[0]))
     at = near if time is None else time
     lane = min(max(3.6 / max(len(scene.lanes), 1), 0.05), 0.26)
@@ -243,7 +243,7 @@ def _draw_lanes(axes: Axes, scene: Scene, time: float, inches: float) -> None:
     for bar in scene.bars:
         wide = (bar.end - bar.start) / scene.end * 8.6  # inches
         fits = [
-            one for one in (bar.label, bar.label.split(" ")[0]) if wide > 0.03 + 0.075 * len(one)
+            item for item in (bar.label, bar.label.split(" ")[0]) if wide > 0.03 + 0.075 * len(item)
         ]
         if inches > 0.13 and fits:
             ink = "white" if scene.kinds[bar.kind].is_dark else INK

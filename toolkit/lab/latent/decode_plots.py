@@ -45,9 +45,9 @@ class HoldingPlot(Plot):
             part.set_bounds(*bounds_of(view.held[scheme][ARRAYS[self._at]], row))
 
 
-def bounds_of(held: Held, row: int) -> tuple[float, float, float, float]:
+def bounds_of(array: Held, row: int) -> tuple[float, float, float, float]:
     """Left, top, width and height of a part in the row of its scheme, which is 0.72 high."""
-    (left, width), (top, height) = held.across, held.along
+    (left, width), (top, height) = array.across, array.along
     return left, row + 0.14 + 0.72 * top, width, 0.72 * height
 
 

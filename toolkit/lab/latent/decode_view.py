@@ -122,7 +122,9 @@ def decode_view(
         batch=batch,
         context=context,
         costs=costs,
-        held={one: holding(one, slices=_slices(one, slices), **options) for one in SCHEMES},
+        held={
+            scheme: holding(scheme, slices=_slices(scheme, slices), **options) for scheme in SCHEMES
+        },
         faster={
             scheme: [row[0].seconds / row[at].seconds for row in along]
             for at, scheme in enumerate(SCHEMES)

@@ -32,12 +32,12 @@ def compiled_facts(name: str, devices: int, microbatches: int) -> dict[str, Any]
     )  # fmt: skip
     batch = jnp.ones((microbatches, SEQUENCES, WIDTH))
     compiled = jax.jit(run).lower(run.place(weights), (), batch).compile()
-    sent = [one for one in collectives(compiled) if one.kind == "collective-permute"]
+    sent = [permute for permute in collectives(compiled) if permute.kind == "collective-permute"]
     return {
         "ticks": run.program.length,
         "channels": len(run.program.channels),
-        "permutes": sum(one.count for one in sent),
-        "bytes_sent": sum(one.operand_bytes * one.count for one in sent),
+        "permutes": sum(permute.count for permute in sent),
+        "bytes_sent": sum(permute.operand_bytes * permute.count for permute in sent),
         "activation": SEQUENCES * WIDTH * 4,
         "messages": run.program.messages,
         "compiled_with": f"jax {jax.__version__}, {devices} simulated devices",

@@ -46,16 +46,16 @@ class MemoryPlot(Plot):
         self._zero = axes.text(-0.01, 0.0, "0", ha="right", va="center", fontsize=9.5)
 
     def show(self, view: PipelineView) -> None:
-        end, most = view.makespan, max(max(held) for _, held in view.memory)
+        end, most = view.makespan, max(max(sizes) for _, sizes in view.memory)
         lines = []
-        for times, held in view.memory:
+        for times, sizes in view.memory:
             corners = [(0.0, 0.0)]
-            for at, value in zip(times, held, strict=True):
+            for at, value in zip(times, sizes, strict=True):
                 corners += [(at / end, corners[-1][1]), (at / end, value / most)]
             lines.append(corners)
         self.others.set_segments(lines)
-        times, held = view.memory[view.device]
-        self.own.set_data([at / end for at in times], [value / most for value in held])
+        times, sizes = view.memory[view.device]
+        self.own.set_data([at / end for at in times], [value / most for value in sizes])
         self._top.set_text(f"{most:g}")
 
 
@@ -77,7 +77,10 @@ class EndPlot(Plot):
 
     def show(self, view: PipelineView) -> None:
         values = view.makespan, view.bound, float(view.work.max())
-        texts = f"{values[0]:.4g}, bubble {view.bubble:.1%}", *(f"{one:.4g}" for one in values[1:])
+        texts = (
+            f"{values[0]:.4g}, bubble {view.bubble:.1%}",
+            *(f"{value:.4g}" for value in values[1:]),
+        )
         for bar, words, value, text in zip(self.bars, self._words, values, texts, strict=True):
             bar.set_width(value / values[0] * 0.85)
             words.set(x=value / values[0] * 0.85 + 0.015, text=text)
@@ -97,11 +100,11 @@ class CompiledPlot(Plot):
         if view.compiled is None:
             words = "Not compiled yet, in this schedule\nand with these numbers."
         else:
-            one = view.compiled
+            program = view.compiled
             words = (
-                f"{one.ticks} ticks x {one.channels} channels\n= {one.permutes} permutes, counted "
-                f"in the program\n(measured here: {one.compiled_with});\n{one.messages} messages "
-                "in the schedule."
+                f"{program.ticks} ticks x {program.channels} channels\n= {program.permutes} "
+                f"permutes, counted in the program\n(measured here: {program.compiled_with});\n"
+                f"{program.messages} messages in the schedule."
             )
         self._words.set_text(words)
 

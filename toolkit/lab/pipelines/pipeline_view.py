@@ -57,11 +57,8 @@ _MOVE = re.compile(r"([FBIW])(\d+)@(\d+) to (\d+)")
 def moved(schedule: Schedule, moves: str) -> Schedule:
     """The schedule with tasks moved by hand, such as "F3@1 to 5; B0@2 to 1".
 
-    A move takes a task to a place among the tasks of its device, counted from 0.
-
-    Raises:
-        ValueError: for words that are no move, a task that is not there, or an order that cannot
-            run; says why.
+    A move takes a task to a place among the tasks of its device, counted from 0. An order that
+    cannot run is refused with the reason.
     """
     for words in moves.split(";"):
         if words.strip() in ("", NONE):
@@ -73,7 +70,7 @@ def moved(schedule: Schedule, moves: str) -> Schedule:
         device = next((d for d, order in enumerate(schedule.orders) if task in order), None)
         if device is None:
             raise ValueError(f"moves: {task} is no task of this schedule")
-        order = [one for one in schedule.orders[device] if one != task]
+        order = [other for other in schedule.orders[device] if other != task]
         if place > len(order):
             raise ValueError(f"moves: got place {place}, device {device} has 0 to {len(order)}")
         order.insert(place, task)
@@ -179,15 +176,17 @@ class PipelineView(View):
         """For each device (times, activations of a stage held from each on)."""
         found, chunks = [], self.timeline.schedule.chunks
         for device in range(self.timeline.schedule.devices):
-            steps = [(float(t), float(held)) for t, held in self.timeline.memory(device, chunks)]
-            times, held = zip((0.0, 0.0), *steps, strict=True)
-            found.append((list(times), list(held)))
+            steps = [(float(t), float(size)) for t, size in self.timeline.memory(device, chunks)]
+            times, sizes = zip((0.0, 0.0), *steps, strict=True)
+            found.append((list(times), list(sizes)))
         return tuple(found)
 
     def data(self) -> Data:
         schedule = self.timeline.schedule
         devices = range(schedule.devices)
-        stages = [[s for s, d in enumerate(schedule.placement) if d == one] for one in devices]
+        stages = [
+            [s for s, d in enumerate(schedule.placement) if d == device] for device in devices
+        ]
         return {
             "device": [str(device) for device in devices],
             "stages": [" ".join(map(str, mine)) for mine in stages],
@@ -196,13 +195,13 @@ class PipelineView(View):
             "first start": [float(start[0]) for start in self.starts],
             "last end": [float(end[-1]) for end in self.ends],
             "idle until the end (share)": [float(1 - work / self.makespan) for work in self.work],
-            "most activations held": [int(max(held)) for _, held in self.memory],
+            "most activations held": [int(max(sizes)) for _, sizes in self.memory],
         }
 
     def sentence(self) -> str:
         schedule = self.timeline.schedule
         slow = f", stage {self.slow} {self.times:g} times as slow" if self.times > 1 else ""
-        held = [int(max(values)) for _, values in self.memory]
+        sizes = [int(max(values)) for _, values in self.memory]
         hops = counted(schedule.hops, "hop")
         words = "" if self.compiled is None else f" Compiled: {self.compiled.in_words()}"
         return (
@@ -210,7 +209,7 @@ class PipelineView(View):
             f"{schedule.microbatches} microbatches{slow}: the last task "
             f"ends at {self.makespan:.4g}, and in no order on these devices before "
             f"{self.bound:.4g}. Devices idle {self.bubble:.1%} of the time. Device 0 holds up to "
-            f"{held[0]} activations of a stage, the last device up to {held[-1]}; a microbatch "
+            f"{sizes[0]} activations of a stage, the last device up to {sizes[-1]}; a microbatch "
             f"makes {hops} on its way forward. Device {self.device} is drawn boldly below."
             f"{words}".replace("\n", " ")
         )
@@ -275,7 +274,7 @@ def scene_of(view: PipelineView) -> Scene:
             label = f"{kind}{i}"
             times = round(end, 6), round(end + delay, 6)
             messages.append(Message(here, there, *times, label, numbers[kind]))
-    most = max(max(held) for _, held in view.memory)
+    most = max(max(sizes) for _, sizes in view.memory)
     places = [d / max(schedule.devices - 1, 1) for d in range(schedule.devices)]
     links = zip(schedule.placement[:-1], schedule.placement[1:], strict=True)
     return Scene(
@@ -286,7 +285,7 @@ def scene_of(view: PipelineView) -> Scene:
         tall=0.12, messages=tuple(messages),
         lanes=tuple(f"device {d}" for d in range(schedule.devices)), bars=tuple(bars),
         kinds=tuple(KINDS[kind] for kind in kinds),
-        levels=tuple((times, [held / most for held in values]) for times, values in view.memory),
+        levels=tuple((times, [size / most for size in values]) for times, values in view.memory),
     )  # fmt: skip
 
 

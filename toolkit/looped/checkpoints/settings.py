@@ -213,8 +213,8 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
     except ValueError as error:
         raise ValueError(f"style {style!r} cannot express this model: {error}") from error
     ours, theirs = dataclasses.asdict(config), dataclasses.asdict(read)
-    for held, model in ((ours, config), (theirs, read)):
-        held["feed_forwards"] = model.feed_forward_words
+    for facts, model in ((ours, config), (theirs, read)):
+        facts["feed_forwards"] = model.feed_forward_words
     if {*config.feed_forward_words} == {"moe"}:
         del ours["feed_forward"]
     # What is None follows from other sizes, and was written out as what follows.
@@ -225,8 +225,8 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
     ]
     for word in sorted({*config.options, *read.options}):
         mine, other = (dataclasses.asdict(getattr(c, word)) for c in (config, read))
-        for held, model in ((mine, config), (other, read)) if word in ROTARY else ():
-            held["rope_theta"] = held.get("rope_theta") or model.rope_theta
+        for facts, model in ((mine, config), (other, read)) if word in ROTARY else ():
+            facts["rope_theta"] = facts.get("rope_theta") or model.rope_theta
         odd += [
             f"{word}.{name}"
             for name, value in mine.items()
@@ -238,8 +238,8 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
         name = odd[0]
         word, _, option = name.rpartition(".")
         owner = getattr(config, word) if word else config
-        held = getattr(owner, option, None) or getattr(config, option, None)
-        raise ValueError(f"style {style!r} cannot express {name} {held!r} of this model.")
+        facts = getattr(owner, option, None) or getattr(config, option, None)
+        raise ValueError(f"style {style!r} cannot express {name} {facts!r} of this model.")
 
 
 def _differs(name: str, ours: Any, theirs: Any) -> bool:

@@ -86,8 +86,8 @@ def _head_by_head(layer: Any, fused: Array) -> list[Array]:
 def _fused(theirs: str, convert: Callable[..., Sequence[Array]]) -> tuple[WeightRule, ...]:
     parts = ("query", "key", "value")
     return tuple(
-        WeightRule((f"{theirs}.{one}",), tuple(f"{part}.{other}" for part in parts), convert)
-        for one, other in (("weight", "kernel"), ("bias", "bias"))
+        WeightRule((f"{theirs}.{suffix}",), tuple(f"{part}.{other}" for part in parts), convert)
+        for suffix, other in (("weight", "kernel"), ("bias", "bias"))
     )
 
 

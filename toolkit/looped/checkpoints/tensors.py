@@ -101,10 +101,12 @@ def check_sizes(config: LoopedConfig, tensors: Mapping[str, StoredTensor], where
     if layers > len(tensors):
         raise ValueError(f"{where} describes {layers:,} layers and holds {len(tensors)} tensors.")
     described = parameter_count(config)
-    held = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    stored = sum(math.prod(tensor.shape) for tensor in tensors.values())
     # A later check names the tensor that is missing or too small.
-    if described > 2 * held:
-        raise ValueError(f"{where} describes {described:,} parameters and holds {held:,} numbers.")
+    if described > 2 * stored:
+        raise ValueError(
+            f"{where} describes {described:,} parameters and holds {stored:,} numbers."
+        )
     check_memory(described, where)
 
 

@@ -211,12 +211,12 @@ def _inverted(
     for path, parameter, source, constant in made:
         # A place of 0 is a number that the rule makes of no tensor.
         source, constant = np.asarray(source - constant).astype(np.int64), np.asarray(constant)
-        held = np.asarray(parameter[...], np.float32) - constant.astype(np.float32)
-        if held[source == 0].any():
+        difference = np.asarray(parameter[...], np.float32) - constant.astype(np.float32)
+        if difference[source == 0].any():
             raise ValueError(
                 f"{path} is not {constant.flat[0]}, and checkpoints have no tensor of it"
             )
-        tensor[source[source > 0] - 1] = held[source > 0]
+        tensor[source[source > 0] - 1] = difference[source > 0]
     part = tensor.reshape(shape)[start : start + rows]
     return jnp.asarray(part.reshape(rule.stored) if isinstance(rule.stored, tuple) else part)
 

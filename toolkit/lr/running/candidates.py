@@ -23,7 +23,7 @@ from toolkit.parallel import make_mesh
 from toolkit.parallel.hosts.meeting import Together
 from toolkit.parallel.updates import (
     TrainState,
-    held,
+    keep_layout,
     layout_of,
     make_update,
     nan_if_diverged,
@@ -180,7 +180,7 @@ def _programs(
 
     def one_step(state: TrainState, data: Any, rate: Array, *, layout: tuple) -> tuple:
         state, metrics = update(state, data, rate)
-        state = held(state, layout)
+        state = keep_layout(state, layout)
         return state, nan_if_diverged(state.params, metrics["loss"].astype(jnp.float32))
 
     batched = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))

@@ -105,9 +105,9 @@ def mixture_cost(
 
     kind, numbers = ("all-to-all", moe.chosen) if is_cut else ("all-reduce", 1)
     sent = SENT * rows * config.width * numbers
-    one = collective_seconds(where, kind, sent, slices=1, rate=link)
+    exchange = collective_seconds(where, kind, sent, slices=1, rate=link)
     exchanges = mixtures * (2 if is_cut else 1) + (len(fed) - mixtures) * (not is_cut)
-    exchanged = exchanges * one
+    exchanged = exchanges * exchange
     layers = len(kinds)
     step = layers * attention.seconds + max(moving, computing) + exchanged
     # Experts and tables are spread evenly; the rest is where it is computed with.

@@ -90,14 +90,14 @@ def compile_plan(found: Plan) -> str:
         )
     devices = best.cluster.devices()
     done = quickly_compiled(best.config, best.strategy, best.batch, best.sequence_length, devices)
-    held = peak_bytes(done)
-    verdict = "fits" if held <= best.cluster.chip.memory_bytes else "does not fit"
+    peak = peak_bytes(done)
+    verdict = "fits" if peak <= best.cluster.chip.memory_bytes else "does not fit"
     work, chips = compiled_work(done), best.cluster.name
     half = in_words(timeline(work, chips, link_speed=0.5).step_seconds, "seconds")
     return (
-        f"compiled for {best.cluster.name}, {best.strategy}: {in_words(held, 'bytes')} per chip, "
+        f"compiled for {best.cluster.name}, {best.strategy}: {in_words(peak, 'bytes')} per chip, "
         f"{verdict}; predicted {in_words(best.memory.total, 'bytes')} "
-        f"({best.memory.total / held - 1:+.1%})\n"
+        f"({best.memory.total / peak - 1:+.1%})\n"
         f"its instructions in time, {timeline(work, chips)}\nstep on links half as fast: {half}"
     )
 
@@ -142,15 +142,15 @@ def graded(path: Path, given: Sequence[Case] | None = None) -> list[dict[str, An
         if row is None or "error" in row:
             continue
         memory, sent = predicted(case)
-        held = row["peak_bytes"]
+        peak = row["peak_bytes"]
         compiled_sent = sum(
             sent * count for kind, _, sent, count in row["collectives"] if kind not in INEXACT
         )
         found.append(
             {
                 "case": case.key,
-                "memory": held,
-                "memory_error": memory / held - 1,
+                "memory": peak,
+                "memory_error": memory / peak - 1,
                 "sent": compiled_sent,
                 "sent_error": sent / compiled_sent - 1 if compiled_sent else 0.0,
                 "seconds": row["seconds"],
@@ -250,15 +250,15 @@ def graded_plans(path: Path) -> list[dict[str, Any]]:
             continue
         strategy = Strategy(**row["strategy"])
         case = Case(row["model"], row["topology"], strategy, row["batch"], row["length"])
-        held, expected = row["peak_bytes"], predicted(case)[0]
+        peak, expected = row["peak_bytes"], predicted(case)[0]
         limit = cluster(case.topology).chip.memory_bytes
         found.append(
             {
                 "case": row["case"],
                 "is_planned": expected <= limit,
-                "fits": held <= limit,
-                "memory": held,
-                "memory_error": expected / held - 1,
+                "fits": peak <= limit,
+                "memory": peak,
+                "memory_error": expected / peak - 1,
             }
         )
     return found
@@ -275,9 +275,9 @@ def grade_plans(path: Path, minutes: float) -> str:
     verdict = {True: "fits", False: "does not fit"}
     for row in rows:
         is_told = row["memory"] is not None
-        held = in_words(row["memory"], "bytes") if is_told else "does not compile"
+        peak = in_words(row["memory"], "bytes") if is_told else "does not compile"
         error = f"{row['memory_error']:+.1%}" if is_told else ""
-        table.append((row["case"], held, verdict[row["fits"]], error, verdict[row["is_planned"]]))
+        table.append((row["case"], peak, verdict[row["fits"]], error, verdict[row["is_planned"]]))
     planned = [row["fits"] for row in rows if row["is_planned"]]
     return (
         f"{text_table(table, '<><><')}\n"

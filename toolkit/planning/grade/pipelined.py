@@ -72,9 +72,9 @@ def pipelined(config, strategy, graphs, specs):
         batch = jax.tree.map(lambda x: x.reshape(*cut, *x.shape[1:]), tokens)
         weights = params["blocks"]
         shared = {name: leaf for name, leaf in params.items() if name != "blocks"}
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (weights, batch))
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (weights, batch))
         kinds = [Kind(function, False, 0) for function in functions.values()]
-        tasks = Tasks(kinds, Rows([one[0]]), first, last, weights, shared, one[1])
+        tasks = Tasks(kinds, Rows([like[0]]), first, last, weights, shared, like[1])
         mine = {name: table[:, 0] for name, table in columns.items()}
         given = (weights, shared, batch)
         loss, (of_rows, of_rest) = run_ticks(program, tasks, (STAGE, ()), given, mine)

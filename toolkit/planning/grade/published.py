@@ -21,7 +21,7 @@ from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.grade.fit import STEP_NOISE, Row, fit, median_error
-from toolkit.planning.memory.sizes import held
+from toolkit.planning.memory.sizes import share_of
 from toolkit.planning.models import model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.strategy import Strategy
@@ -133,7 +133,7 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         **_schedule(row),
     )
     config, where = _config(row["model"], strategy.tensor), _cluster(row)
-    square = held((((config.width, config.width), None),), strategy)
+    square = share_of((((config.width, config.width), None),), strategy)
     if strategy.fsdp > 1 and square.kept == square.used:
         raise ValueError(f"FSDP {strategy.fsdp} divides no dimension")
     if strategy.shard_optimizer and strategy.data > 1 and square.moment == square.kept:

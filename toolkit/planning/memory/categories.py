@@ -22,10 +22,10 @@ from toolkit.planning.memory.sizes import (
     FLOAT32,
     LANES,
     Held,
-    held,
     layer_parts,
     layer_tensors,
     rest_tensors,
+    share_of,
     table_tensors,
 )
 from toolkit.planning.models import kinds_of
@@ -177,9 +177,9 @@ def memory_of(
         body += found[word].held.times(count)
         kept += found[word].kept * count * config.loops
     tables = table_tensors(config, strategy.tensor)
-    table = held(tables[:1], strategy)
+    table = share_of(tables[:1], strategy)
     count = len(tables) if has_embedding and has_head else int(has_embedding or has_head)
-    numbers = body + table.times(count) + held(rest_tensors(config), strategy)
+    numbers = body + table.times(count) + share_of(rest_tensors(config), strategy)
     # Working memory of equal layers depends on what they recompute.
     largest = max(found.values(), key=lambda layer: layer.gathered + layer.working)
     tokens = sequences * length
@@ -197,7 +197,7 @@ def memory_of(
     # Layers computed anew for few sequences read the projections of queries, keys and values in
     # another order, which libtpu keeps of all layers in float32.
     reordered = FLOAT32 * sum(
-        held(layer_tensors(config, word, fed)[:3], strategy).kept * count
+        share_of(layer_tensors(config, word, fed)[:3], strategy).kept * count
         for (word, fed, recompute), count in Counter(words).items()
         if recompute == "layer" and sequences <= FEW and word in SOFTMAX
     )

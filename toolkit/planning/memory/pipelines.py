@@ -36,7 +36,7 @@ def pipeline_memory(
         # Of equal stages, the first has the most microbatches in flight.
         few = {*range(len(stages) if strategy.stages else 2), len(stages) - 1}
         found = [stage_memory(*sizes, stage, layers[stage]) for stage in few]
-        return max(found, key=lambda held: held.total)
+        return max(found, key=lambda memory: memory.total)
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
     each = {
         kind: (
@@ -54,7 +54,7 @@ def pipeline_memory(
         own = [kind for stage in mine for kind in layers[stage]]
         share = most[device] / sum(kept[stage] for stage in mine)
         found.append(memory_of(*sizes, layers=tuple(own), in_flight=share))
-    return max(found, key=lambda held: held.total)
+    return max(found, key=lambda memory: memory.total)
 
 
 def stage_memory(
@@ -63,8 +63,8 @@ def stage_memory(
     """Memory of one stage with these layers, alone on its device; weight gradients that wait are
     left out."""
     ahead = {"gpipe": strategy.microbatches, "zb-h2": 2 * (strategy.pipeline - stage) - 1}
-    held = min(strategy.microbatches, ahead.get(strategy.schedule, strategy.pipeline - stage))
-    return memory_of(config, strategy, batch, length, layers=tuple(layers), in_flight=held)
+    memory = min(strategy.microbatches, ahead.get(strategy.schedule, strategy.pipeline - stage))
+    return memory_of(config, strategy, batch, length, layers=tuple(layers), in_flight=memory)
 
 
 def split_bytes(

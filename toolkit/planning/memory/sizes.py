@@ -104,18 +104,18 @@ def layer_parts(config: LoopedConfig, word: str, fed: str, strategy: Strategy) -
     "tensor" has whole, the router first."""
     size, tensors = config.compute_dtype.itemsize, layer_tensors(config, word, fed)
     if fed == "swiglu":
-        return (Part(held(tensors, strategy), strategy, size),)
+        return (Part(share_of(tensors, strategy), strategy, size),)
     is_folded = strategy.expert > 1
     experts, router, shared = mixture_tensors(config, is_folded)
     whole, inner = strategy.changed(tensor=1), strategy.of_experts
     # Their gradients are summed over "tensor" too.
     beside = whole.changed(data=strategy.data * strategy.tensor)
     parts = [
-        Part(held(tensors if is_folded else tensors + shared, strategy), strategy, size),
-        Part(held(experts, inner), inner, size),
-        Part(held(router, whole), beside, FLOAT32),
+        Part(share_of(tensors if is_folded else tensors + shared, strategy), strategy, size),
+        Part(share_of(experts, inner), inner, size),
+        Part(share_of(router, whole), beside, FLOAT32),
     ]
-    return (*parts, Part(held(shared, whole), beside, size)) if is_folded else tuple(parts)
+    return (*parts, Part(share_of(shared, whole), beside, size)) if is_folded else tuple(parts)
 
 
 @functools.lru_cache(maxsize=256)
@@ -148,14 +148,14 @@ class Held:
         return Held(self.kept * count, self.used * count, self.moment * count, self.odd * count)
 
 
-def held(tensors: tuple, strategy: Strategy) -> Held:
+def share_of(tensors: tuple, strategy: Strategy) -> Held:
     """One chip's share of some tensors."""
     data = strategy.data if strategy.shard_optimizer else 1
-    return _held(tensors, strategy.tensor, strategy.fsdp, data)
+    return _share_of(tensors, strategy.tensor, strategy.fsdp, data)
 
 
 @functools.lru_cache(maxsize=4096)
-def _held(tensors: tuple, tensor: int, fsdp: int, data: int) -> Held:
+def _share_of(tensors: tuple, tensor: int, fsdp: int, data: int) -> Held:
     """`data` counts the shards of the optimiser's state beside `fsdp`."""
     total = Held(0, 0, 0)
     for shape, cut in tensors:

@@ -53,8 +53,8 @@ class Plan:
 
 
 def _said(found):
-    seconds, held = in_words(found.step_seconds, "seconds"), in_words(found.memory.total, "bytes")
-    return seconds, held
+    seconds, memory = in_words(found.step_seconds, "seconds"), in_words(found.memory.total, "bytes")
+    return seconds, memory
 
 
 def reason(best: Prediction) -> str:

@@ -142,9 +142,9 @@ class Search:
             for recompute in RECOMPUTE if ordered.schedule not in SPLIT else RECOMPUTE[:1]:
                 each = self.of(ordered, recompute=recompute)
                 is_near = each.memory.total <= NEARLY * each.limit
-                for one in (each, _even_in_time(each) if is_near else None):
-                    if one is not None and one.least_seconds < self._bar(ordered):
-                        self._try(one)
+                for placed in (each, _even_in_time(each) if is_near else None):
+                    if placed is not None and placed.least_seconds < self._bar(ordered):
+                        self._try(placed)
                 if each.fits:
                     break
 

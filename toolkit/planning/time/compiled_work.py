@@ -99,26 +99,26 @@ class _Reader:
     def items(self, computation: str) -> tuple[Any, ...]:
         found, started = [], {}
         instructions = self.computations.get(computation, [])
-        shapes = {one.name: one.shape for one in instructions}
-        own = [self._collectives(one, shapes, computation) for one in instructions]
+        shapes = {op.name: op.shape for op in instructions}
+        own = [self._collectives(op, shapes, computation) for op in instructions]
         last = {_key(instructions[at], *pair): at for at, pairs in enumerate(own) for pair in pairs}
-        for at, one in enumerate(instructions):
-            if one.opcode == "while":
-                found += self._loop(one, computation)
-            elif one.opcode == "conditional":
+        for at, op in enumerate(instructions):
+            if op.opcode == "while":
+                found += self._loop(op, computation)
+            elif op.opcode == "conditional":
                 # As in `collectives`: the branch that sends most; among equals, the one that
                 # computes most.
-                found += max(map(self.items, one.callees), key=_work_of, default=())
-            elif one.opcode == "call":
-                found += [item for callee in one.callees for item in self.items(callee)]
-            elif one.opcode.endswith("-done"):
+                found += max(map(self.items, op.callees), key=_work_of, default=())
+            elif op.opcode == "call":
+                found += [item for callee in op.callees for item in self.items(callee)]
+            elif op.opcode.endswith("-done"):
                 # A receive ends when the matching send of the peers does.
-                names = [_channel_of(one)] if one.opcode == "recv-done" else one.operand_names
+                names = [_channel_of(op)] if op.opcode == "recv-done" else op.operand_names
                 found += [Wait(number) for name in names for number in started.get(name, ())]
             elif own[at]:
-                found += self._sending(one, own[at], at, last, started, shapes)
-            elif one.opcode not in _FREE:
-                found.append(self._compute(one, shapes))
+                found += self._sending(op, own[at], at, last, started, shapes)
+            elif op.opcode not in _FREE:
+                found.append(self._compute(op, shapes))
         return tuple(found)
 
     def _loop(self, loop: Instruction, around: str) -> list[Any]:
@@ -128,44 +128,44 @@ class _Reader:
         items = self.items(body[1]) if body else ()
         return [Loop(1 if trips is None else trips, items)] if items else []
 
-    def _sending(self, one, own, at, last, started, shapes) -> list[Any]:
+    def _sending(self, op, own, at, last, started, shapes) -> list[Any]:
         """A collective, or a fusion around the start, the middle or the end of one."""
         found, ends = [], []
         for collective, inside in own:
-            key = _key(one, collective, inside)
+            key = _key(op, collective, inside)
             if key not in started:
                 self.sent += 1
                 started[key] = [self.sent]
                 found.append(self._send(self.sent, collective, inside))
-                started.setdefault(one.name, []).append(self.sent)
-                if one.opcode == "send":
-                    started[_channel_of(one)] = [self.sent]
+                started.setdefault(op.name, []).append(self.sent)
+                if op.opcode == "send":
+                    started[_channel_of(op)] = [self.sent]
             # It has ended if no instruction of its channel and no "-done" follows.
-            if last[key] == at and not (one.opcode.endswith("-start") or one.opcode == "send"):
+            if last[key] == at and not (op.opcode.endswith("-start") or op.opcode == "send"):
                 ends += [Wait(number) for number in started.pop(key)]
-        computing = self._compute(one, shapes)
-        hiding = [computing] if one.opcode == "fusion" and computing.flops else []
+        computing = self._compute(op, shapes)
+        hiding = [computing] if op.opcode == "fusion" and computing.flops else []
         return [*found, *hiding, *ends]
 
-    def _collectives(self, one, shapes, computation) -> list[tuple[Collective, Instruction]]:
+    def _collectives(self, op, shapes, computation) -> list[tuple[Collective, Instruction]]:
         """The collectives in an instruction: itself, or those in the fusion."""
-        kind = collective_kind(one, computation)
+        kind = collective_kind(op, computation)
         if kind in KINDS:
-            found = read_collective(one, kind, shapes, self.devices, 1, True)
-            return [(found, one)] if found.group_size > 1 and kind != "recv" else []
-        inside = one.callees if one.opcode in ("fusion", "async-start") else ()
+            found = read_collective(op, kind, shapes, self.devices, 1, True)
+            return [(found, op)] if found.group_size > 1 and kind != "recv" else []
+        inside = op.callees if op.opcode in ("fusion", "async-start") else ()
         return [found for callee in inside for found in self._wrapped(callee)]
 
     @functools.cache  # noqa: B019 - a reader lives for one program
     def _wrapped(self, computation: str) -> list[tuple[Collective, Instruction]]:
         named = self._named(computation)
-        shapes = {name: one.shape for name, one in named.items()}
-        found = (self._collectives(one, shapes, computation) for one in named.values())
+        shapes = {name: op.shape for name, op in named.items()}
+        found = (self._collectives(op, shapes, computation) for op in named.values())
         return [each for some in found for each in some]
 
     @functools.cache  # noqa: B019
     def _named(self, computation: str) -> dict[str, Instruction]:
-        return {one.name: one for one in self.computations.get(computation, [])}
+        return {op.name: op for op in self.computations.get(computation, [])}
 
     def _send(self, number, found: Collective, inside: Instruction) -> Send:
         inner = 1
@@ -174,18 +174,18 @@ class _Reader:
             inner = min((b - a for a, b in itertools.pairwise(group)), default=1)
         return Send(number, found.kind, found.bytes_sent, found.group_size, inner)
 
-    def _compute(self, one: Instruction, shapes: dict[str, str]) -> Compute:
-        name = _OP_NAME.search(one.attributes)
+    def _compute(self, op: Instruction, shapes: dict[str, str]) -> Compute:
+        name = _OP_NAME.search(op.attributes)
         words = name[1] if name else ""
         phase = next((name for mark, name in _PHASES if mark in words), "other")
-        return Compute(self._flops(one, shapes), self._moved(one, shapes), phase)
+        return Compute(self._flops(op, shapes), self._moved(op, shapes), phase)
 
-    def _flops(self, one: Instruction, shapes: dict[str, str]) -> float:
-        if one.opcode == "fusion":
-            return sum(self._fused_flops(callee) for callee in one.callees)
-        found = product_flops(one, shapes)
+    def _flops(self, op: Instruction, shapes: dict[str, str]) -> float:
+        if op.opcode == "fusion":
+            return sum(self._fused_flops(callee) for callee in op.callees)
+        found = product_flops(op, shapes)
         if found is None:
-            self.unknown_calls.add(call_target(one) or one.opcode)
+            self.unknown_calls.add(call_target(op) or op.opcode)
         return found or 0.0
 
     @functools.cache  # noqa: B019
@@ -194,16 +194,16 @@ class _Reader:
         shapes = {each.name: each.shape for each in instructions}
         return sum(self._flops(each, shapes) for each in instructions)
 
-    def _moved(self, one: Instruction, shapes: dict[str, str]) -> float:
+    def _moved(self, op: Instruction, shapes: dict[str, str]) -> float:
         """Bytes of operands and result; of slices and partial updates only the part."""
-        if one.opcode in _SLICES:
-            return 2.0 * shape_bytes(one.shape)
-        if one.opcode == "dynamic-update-slice":
-            return 2.0 * shape_bytes(shapes.get(one.operand_names[1], ""))
-        read = {at: shape_bytes(shapes.get(name, "")) for at, name in enumerate(one.operand_names)}
-        if one.opcode != "fusion" or len(one.callees) != 1:
-            return float(sum(read.values()) + shape_bytes(one.shape))
-        named = self._named(one.callees[0])
+        if op.opcode in _SLICES:
+            return 2.0 * shape_bytes(op.shape)
+        if op.opcode == "dynamic-update-slice":
+            return 2.0 * shape_bytes(shapes.get(op.operand_names[1], ""))
+        read = {at: shape_bytes(shapes.get(name, "")) for at, name in enumerate(op.operand_names)}
+        if op.opcode != "fusion" or len(op.callees) != 1:
+            return float(sum(read.values()) + shape_bytes(op.shape))
+        named = self._named(op.callees[0])
         inside = [*named.values()]
         for place in (each for each in inside if each.opcode == "parameter"):
             users = [each for each in inside if place.name in each.operand_names]
@@ -212,11 +212,11 @@ class _Reader:
                 read[at] = min(read[at], sum(shape_bytes(user.shape) for user in users))
             elif users and all(_overwrites(user, place) for user in users):
                 read[at] = 0
-        return float(sum(read.values()) + self._written(inside, named, one))
+        return float(sum(read.values()) + self._written(inside, named, op))
 
-    def _written(self, inside, named, one) -> int:
+    def _written(self, inside, named, op) -> int:
         """Bytes of a fusion's result; of a partial update only the part."""
-        root = inside[-1] if inside else one
+        root = inside[-1] if inside else op
         parts = root.operand_names if root.opcode == "tuple" else [root.name]
         total = 0
         for name in parts:
@@ -229,9 +229,9 @@ class _Reader:
         return total
 
 
-def _key(one: Instruction, found: Collective, inside: Instruction) -> tuple[str, str]:
+def _key(op: Instruction, found: Collective, inside: Instruction) -> tuple[str, str]:
     """Identifies a collective: by its line, or by the channel if fusions share one."""
-    channel = _CHANNEL.search(inside.attributes) if one.opcode == "fusion" else None
+    channel = _CHANNEL.search(inside.attributes) if op.opcode == "fusion" else None
     return found.kind, channel[1] if channel else inside.name
 
 
@@ -239,8 +239,8 @@ def _overwrites(user: Instruction, place: Instruction) -> bool:
     return user.opcode == "dynamic-update-slice" and user.operand_names[0] == place.name
 
 
-def _channel_of(one: Instruction) -> str:
-    channel = _CHANNEL.search(one.attributes)
+def _channel_of(op: Instruction) -> str:
+    channel = _CHANNEL.search(op.attributes)
     return f"channel {channel[1]}" if channel else ""
 
 

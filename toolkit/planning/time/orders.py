@@ -130,14 +130,14 @@ def most_held(steps: Sequence[Step], kept: Sequence[float], split: Sequence[floa
     input to that of its weights.
     """
     devices = 1 + max(step.device for step in steps)
-    held, most = [0.0] * devices, [0.0] * devices
+    memory, most = [0.0] * devices, [0.0] * devices
     for device, kind, stage, _, _ in steps:
         if kind == "F":
-            held[device] += kept[stage]
+            memory[device] += kept[stage]
         elif kind == "I":  # both exist while it runs
-            held[device] += split[stage]
-        most[device] = max(most[device], held[device])
-        held[device] -= {"B": kept, "I": kept, "W": split}.get(kind, [0.0] * (stage + 1))[stage]
+            memory[device] += split[stage]
+        most[device] = max(most[device], memory[device])
+        memory[device] -= {"B": kept, "I": kept, "W": split}.get(kind, [0.0] * (stage + 1))[stage]
     return most
 
 

@@ -195,12 +195,12 @@ def balance_stages(
     if min(seconds) < 0 or min(map(min, memory)) < 0 or limit < 0:
         raise ValueError("seconds, memory and limit must not be negative")
     times = [0.0, *itertools.accumulate(seconds)]
-    held = [[0.0, *itertools.accumulate(row)] for row in memory]
+    sums = [[0.0, *itertools.accumulate(row)] for row in memory]
     return balanced(
         count,
         stages,
         lambda _, start, end: times[end] - times[start],
-        lambda stage, start, end: held[stage][end] - held[stage][start],
+        lambda stage, start, end: sums[stage][end] - sums[stage][start],
         limit,
     )
 

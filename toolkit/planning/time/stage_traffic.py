@@ -11,7 +11,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.parallel.pipeline import program_of
 from toolkit.planning.memory.categories import layer_kinds
 from toolkit.planning.memory.placing import layers_by_stage
-from toolkit.planning.memory.sizes import FLOAT32, held, rest_tensors, table_tensors
+from toolkit.planning.memory.sizes import FLOAT32, rest_tensors, share_of, table_tensors
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import schedule_of
 from toolkit.planning.time.traffic import (
@@ -51,7 +51,7 @@ def _of_tables(config, strategy, sequences, length, is_first, is_last):
         found += over_tensor(strategy, stream, runs, {"all-gather": 1}, {"reduce-scatter": 1})
     for at, tensors in enumerate([*((table,) for table in tables), rest_tensors(config)]):
         users = (is_first + is_last, 0) if config.tied_embedding else (is_first, is_last, 0)
-        share = held(tensors, strategy)
+        share = share_of(tensors, strategy)
         for each in of_parameters(strategy, share, size, runs):
             if each.part == "data":
                 found.append(each)

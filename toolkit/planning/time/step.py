@@ -20,9 +20,9 @@ from toolkit.planning.memory.sizes import (
     FLOAT32,
     Held,
     Part,
-    held,
     layer_parts,
     rest_tensors,
+    share_of,
     table_tensors,
 )
 from toolkit.planning.mixtures import held_rows, routed_rows
@@ -170,8 +170,8 @@ def table_seconds(
 ) -> Seconds:
     """Embedding, final norm and head, over all microbatches of a step."""
     tables = table_tensors(config, strategy.tensor)
-    found = held((*tables, *rest_tensors(config)), strategy)
-    used = held(tables[:1], strategy).used
+    found = share_of((*tables, *rest_tensors(config)), strategy)
+    used = share_of(tables[:1], strategy).used
     tokens = sequences * length * strategy.microbatches
     forward = 2 * tokens * used / (cluster.chip.flops_per_second * constants.matmul)
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor)
@@ -202,9 +202,9 @@ def _communication(transfers: list[Transfer], cluster: Cluster, constants: Const
     for each in transfers:
         link = cluster.link(each.inner, each.degree, each.kind)
         busiest = constants.imbalance if each.kind == "ragged-all-to-all" else 1.0
-        one = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
+        seconds_each = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
         waits = f"{each.part} " if each.part in ("tensor", "expert") else ""
-        parts[waits + each.phase] += one * each.runs
+        parts[waits + each.phase] += seconds_each * each.runs
     return Seconds(
         tensor_forward=parts["tensor forward"],
         tensor_backward=parts["tensor backward"],

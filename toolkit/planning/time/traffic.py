@@ -10,9 +10,9 @@ from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.sizes import (
     FLOAT32,
-    held,
     layer_parts,
     rest_tensors,
+    share_of,
     table_tensors,
 )
 from toolkit.planning.mixtures import dispatch_of
@@ -123,7 +123,7 @@ def table_transfers(
     transfers = over_tensor(strategy, stream, runs, *_TABLE)
     tables = table_tensors(config, strategy.tensor)
     for tensors in (*((table,) for table in tables), rest_tensors(config)):
-        transfers += of_parameters(strategy, held(tensors, strategy), size, runs)
+        transfers += of_parameters(strategy, share_of(tensors, strategy), size, runs)
     # Gathered tables are kept: no layer recomputes from them.
     return [each for each in transfers if each[:3] != ("fsdp", "all-gather", "backward")]
 

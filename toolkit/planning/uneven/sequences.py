@@ -142,8 +142,8 @@ def sequence_costs(
     strategy = Strategy(fsdp=where.chips, recompute=recompute)
     check_model(config, strategy, where.chips, PROBED)
     word, layers = config.layers[0], len(config.layers) * config.loops
-    one = layer_memory(config, word, "swiglu", recompute, strategy, 1, PROBED)
-    per_token = (one.kept * layers + one.working) / PROBED
+    probed = layer_memory(config, word, "swiglu", recompute, strategy, 1, PROBED)
+    per_token = (probed.kept * layers + probed.working) / PROBED
     probes = [
         (
             layer_seconds(config, word, "swiglu", recompute, strategy, where, 1, length, constants),

@@ -154,11 +154,11 @@ def _at_period(
         if block.memory <= 0:
             continue
         for device in block.devices:
-            held = block.memory - block.memory * k[e]
+            needed = block.memory - block.memory * k[e]
             for i, other in enumerate(shape):
                 if i != e and device in other.devices and other.memory:
-                    held += other.memory * (first[i, e] - k[i])
-            model.add(held <= memory)
+                    needed += other.memory * (first[i, e] - k[i])
+            model.add(needed <= memory)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 2
     solver.parameters.random_seed = 0

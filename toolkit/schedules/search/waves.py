@@ -109,7 +109,7 @@ def wave_plan(times: Sequence[Callable], devices: int) -> list[Wave]:
     if len(times) > devices:
         raise ValueError(f"times: got {len(times)} tasks, wanted at most one per device, {devices}")
     sizes = [1 << k for k in range(devices.bit_length())]
-    one = min(
+    single = min(
         (
             Wave(each, (1.0,) * len(times), max(t(n) for t, n in zip(times, each, strict=True)))
             for each in itertools.product(sizes, repeat=len(times))
@@ -141,7 +141,7 @@ def wave_plan(times: Sequence[Callable], devices: int) -> list[Wave]:
             for share, done in zip(left, work, strict=True)
         ]
         several.append(Wave(each, tuple(work), length))
-    return min([one], several, key=lambda waves: sum(wave.seconds for wave in waves))
+    return min([single], several, key=lambda waves: sum(wave.seconds for wave in waves))
 
 
 @checked
@@ -177,9 +177,9 @@ def wave_shape(levels: Sequence[Sequence[Wave]], unit: float, *, backward: int =
             for task, count in enumerate(wave.devices):
                 if count:
                     name = f"F{number}.{task}.{index}"
-                    held = 1 if backward else 0
+                    kept = 1 if backward else 0
                     mine = tuple(range(start, start + count))
-                    blocks.append(Block(name, mine, span, held, before))
+                    blocks.append(Block(name, mine, span, kept, before))
                     start += count
         before = tuple(range(first, len(blocks)))
     forward = list(blocks)

@@ -262,7 +262,10 @@ def _listed(
 ) -> Starts | None:
     """A list schedule; None if its rule leads into a dead end."""
     count = len(shape)
-    free, held = {d: 0 for b in shape for d in b.devices}, {d: 0 for b in shape for d in b.devices}
+    free, in_use = (
+        {d: 0 for b in shape for d in b.devices},
+        {d: 0 for b in shape for d in b.devices},
+    )
     following = [0] * count  # the next microbatch of each block
     starts = [[-1] * count for _ in range(microbatches)]
     now, events = 0, [0]
@@ -276,11 +279,11 @@ def _listed(
         ]
         for _, i, r in sorted(ready):
             block = shape[i]
-            fits = all(free[d] <= now and held[d] + block.memory <= memory for d in block.devices)
+            fits = all(free[d] <= now and in_use[d] + block.memory <= memory for d in block.devices)
             if fits:
                 starts[r][i], following[i], left = now, r + 1, left - 1
                 for d in block.devices:
-                    free[d], held[d] = now + block.span, held[d] + block.memory
+                    free[d], in_use[d] = now + block.span, in_use[d] + block.memory
                 heapq.heappush(events, now + block.span)
         while events and events[0] <= now:
             heapq.heappop(events)

@@ -166,8 +166,10 @@ def _judge_find_cut(find_cut: Callable[..., Any]) -> tuple[str, Draw]:
             raise WrongAnswer(f"find_cut: nodes are 0 to {nodes - 1}; got {sorted(inside)}.")
         count = sum(node < ranks for node in inside)
         if not count or count == ranks:
-            held = "no rank" if not count else "all ranks"
-            raise WrongAnswer(f"On {network.name} the set holds {held}: nothing has to leave it.")
+            members = "no rank" if not count else "all ranks"
+            raise WrongAnswer(
+                f"On {network.name} the set holds {members}: nothing has to leave it."
+            )
         names.append(network.name)
         found.append(_bound(links, ranks, inside, ""))
         best.append(float(optimum(network).rate))

@@ -53,8 +53,8 @@ def _yarn(rope, longest) -> dict[str, Any]:
     found["rotary_truncate"] = rope.get("truncate", True)
     two = rope.get("mscale"), rope.get("mscale_all_dim")
     if (amplitude := rope.get("attention_factor")) is None and all(two):
-        one, other = (_sharpened(float(found["rotary_factor"]), scale) for scale in two)
-        amplitude = one / other
+        scores, other = (_sharpened(float(found["rotary_factor"]), scale) for scale in two)
+        amplitude = scores / other
     return found if amplitude is None else found | {"rotary_amplitude": float(amplitude)}
 
 

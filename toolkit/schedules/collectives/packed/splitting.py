@@ -21,11 +21,11 @@ class Routes:
         """Use up some units from a to b: the path and the units of each piece."""
         pieces = self.pieces[a, b]
         while amount:
-            via, held = pieces.pop()
-            used = min(held, amount)
+            via, left = pieces.pop()
+            used = min(left, amount)
             amount -= used
-            if held > used:
-                pieces.append((via, held - used))
+            if left > used:
+                pieces.append((via, left - used))
             if via is None:
                 yield (a, b), used
             else:
