@@ -34,7 +34,7 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
         ("options", {"mamba": {}}, ["unknown layer 'mamba'", "mamba2"]),
         ("options", {"gdn": {"steps": 2}}, ["gdn.steps", "convolution_size"]),
         ("options", {"gdn": 3}, ["'gdn'", "3", "DeltaOptions"]),
-        ("dtype", "float16", ["float16", "bfloat16"]),
+        ("dtype", "float8", ["float8", "float16", "bfloat16"]),
         ("dtype", "float64", ['dtype is "float64"', "jax_enable_x64"]),
         ("norm_epsilon", 0.0, ["norm_epsilon", "positive"]),
         ("norm_epsilon", float("inf"), ["norm_epsilon", "finite", "inf"]),

@@ -76,14 +76,15 @@ class Block(nnx.Module):
         is_fed = self.is_fed = feed_forward != "none"
         self.feed_forward_norm = norm(is_fed and config.pre_norm and not config.shared_norm)
         self.mixer_end_norm = norm(config.sandwich_norm)
+        place, layers = depth
+        is_last = place + 1 == layers
         self.end_norm = norm(config.prelude_norm and stack == "prelude" and is_last)
         self.feed_forward_end_norm = norm(is_fed and config.sandwich_norm)
         self.is_parallel, self.has_one_norm = config.parallel_residual, config.shared_norm
         self.residual_scale, self.normalises_sum = config.residual_scale, config.norm_of_sum
         self.stream_scale, self.carries_norm = config.stream_scale, config.carry_norm
         is_connected = config.streams is not None or config.attention_residual is not None
-        place, layers = depth
-        where = {"stack": stack, "place": place, "is_last": place + 1 == layers, "is_fed": is_fed}
+        where = {"stack": stack, "place": place, "is_last": is_last, "is_fed": is_fed}
         self.connections: Any = (
             Connections(config, rngs=rngs, **where) if is_connected else nnx.data(None)
         )

@@ -28,6 +28,14 @@ class ModelOfWidth(NamedTuple):
         optimizer: with its rates, as for this width.
         loss: params -> scalar loss on one batch.
         activations: params -> arrays by name, on that batch; the same names for every width.
+
+    Example:
+        >>> from optax import adam
+        >>> act = lambda w: {"hidden": jnp.ones((4, 2)) @ w}
+        >>> loss = lambda w: act(w)["hidden"].sum()
+        >>> model = ModelOfWidth(jnp.ones((2, 8)), adam(1e-3), loss, act)
+        >>> model.activations(model.params)["hidden"].shape
+        (4, 8)
     """
 
     params: Any

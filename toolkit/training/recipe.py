@@ -76,7 +76,8 @@ class Recipe:
     accumulate: int = 1
 
     def __post_init__(self):
-        object.__setattr__(self, "no_decay", tuple(self.no_decay))  # JSON and TOML have lists
+        if isinstance(self.no_decay, list):  # as JSON and TOML have it
+            object.__setattr__(self, "no_decay", tuple(self.no_decay))
         check_fields(self)
         for name in ("steps", "accumulate"):
             if getattr(self, name) < 1:
