@@ -65,7 +65,11 @@ def test_a_model_of_tokens_is_trained_and_writes_text(folder, tmp_path):
     assert json.loads(described.read_text())["result"]["held_out_loss_unit"] == "nats per token"
     assert find_tokenizer(tmp_path / "small.safetensors").get_vocab_size() == 5
     small = TrainingRun(
-        LoopedConfig.tiny("window", width=16, heads=2, vocabulary=4), (str(file),), 1, 2, 8
+        LoopedConfig.tiny("window", width=16, heads=2, vocabulary=4),
+        (str(file),),
+        steps=1,
+        batch=2,
+        sequence_length=8,
     )
     with pytest.raises(ValueError, match="5 tokens for a model of 4"):
         train_language_model(small, tmp_path / "other", is_progress_shown=False)

@@ -40,7 +40,7 @@ class SavedPlan:
         >>> from toolkit.looped import LoopedConfig
         >>> config = LoopedConfig.tiny("full", width=64, residual_gate=False)
         >>> saved = SavedPlan(config, Strategy(), batch=1, sequence_length=8, chips="h100:1")
-        >>> saved.program().layout.mesh.size
+        >>> saved.prediction.cluster.chips
         1
     """
 
