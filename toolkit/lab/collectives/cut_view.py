@@ -94,8 +94,8 @@ class CutView(View):
 
     def footnote(self) -> str:
         return (
-            "Modelled: bytes over rates, without delays. Width: GB/s on a link, on its right-hand "
-            "side. Filled: inside the cut."
+            "Modelled, without delays. Width: GB/s on a link, on its right-hand side. Filled: "
+            "inside the cut. Rings go around a cut cable, but not around a slow one."
         )
 
 
