@@ -36,6 +36,7 @@ class RoutingStatistics(NamedTuple):
     tokens: Float[Array, "*leading"]
 
 
+@checked
 def routing_statistics(
     routing: Routing, *, mask: Bool[Array, "*leading time"] | None = None
 ) -> RoutingStatistics:
@@ -78,6 +79,7 @@ def _statistics(routing, mask):
     )
 
 
+@checked
 def pooled_statistics(statistics: RoutingStatistics, axes: int = 1) -> RoutingStatistics:
     """Sum statistics over their first axes.
 

@@ -17,6 +17,7 @@ from toolkit.experts.routing import Routing
 Implementation = Literal["blocks", "dense", "gather", "padded", "ragged", "pallas"]
 
 
+@checked
 def silu_gate(
     gate: Float[Array, "*tokens hidden"], up: Float[Array, "*tokens hidden"]
 ) -> Float[Array, "*tokens hidden"]:
@@ -38,6 +39,7 @@ def silu_gate(
     return jax.nn.silu(gate) * up
 
 
+@checked
 def clamped_gate(
     gate: Float[Array, "*tokens hidden"], up: Float[Array, "*tokens hidden"]
 ) -> Float[Array, "*tokens hidden"]:

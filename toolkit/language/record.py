@@ -80,7 +80,7 @@ def describe_run(
     per_token: float | None,
     start: Path | None,
 ) -> None:
-    # The first start of the run is recorded.
+    """Write the record of a run at its first start, and after it was extended."""
     is_known = not shorter or read_run(directory)["configuration"] == configuration
     if jax.process_index() or (_is_begun(directory) and is_known):
         return

@@ -162,6 +162,8 @@ def power(seeds: int, effect: float, *, claims: int = 1, draws: int = 4000) -> f
         >>> power(10, 1.0) > 0.75 > power(5, 1.0)
         True
     """
+    if draws < 1 or seeds < 2:
+        raise ValueError(f"wanted 2 seeds and a draw at least; got {seeds} and {draws}")
     margins = np.random.default_rng(0).normal(effect, 1.0, (draws, seeds))
     return float(np.mean([interval(row, claims)[0] > 0 for row in margins]))
 

@@ -23,6 +23,7 @@ from toolkit.parallel.experts.relayout import ExpertLayout
 from toolkit.parallel.experts.ways import Way, by_all_to_all
 
 
+@checked
 def restored(
     shards: Float[Array, "experts *shard"], slots: Int[Array, "devices slots"], axis: str
 ) -> Float[Array, "slots devices *shard"]:

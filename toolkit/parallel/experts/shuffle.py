@@ -163,6 +163,7 @@ def _order(preferences: Array, each: int) -> Array:
     return jnp.concatenate(parts)
 
 
+@checked
 def scatter_shuffled(
     parts: Float[Array, "tokens width"], order: Int[Array, "tokens"], axis: str
 ) -> Float[Array, "own width"]:
@@ -195,6 +196,7 @@ def scatter_shuffled(
     return lax.psum_scatter(parts[order], axis, scatter_dimension=0, tiled=True)
 
 
+@checked
 def gather_unshuffled(
     own: Float[Array, "own width"], order: Int[Array, "tokens"], axis: str
 ) -> Float[Array, "tokens width"]:

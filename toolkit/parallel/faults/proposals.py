@@ -225,6 +225,7 @@ def _go_together(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
 
 
 def path_of(names: tuple[str, ...]) -> str:
+    """Where in the program an equation is, as the messages write it."""
     return "/".join(names) or "of the program"
 
 

@@ -120,6 +120,7 @@ class Variant:
 
 
 def constraint_of(equation: Any) -> Constraint:
+    """Source, shape and spec of an equation that constrains a sharding."""
     return source_of(equation), equation.invars[0].aval.shape, equation.params["sharding"].spec
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from toolkit._checks import checked
 from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.pipeline.program import Program, program_of
 from toolkit.parallel.pipeline.rows import Rows
@@ -74,6 +75,7 @@ class Pipeline:
         >>> loss, (gradients, _) = run(run.place([jnp.eye(3)]), (), jnp.ones((4, 2, 3)))
     """
 
+    @checked
     def __init__(
         self,
         stage: Callable[..., Any] | Sequence[Callable[..., Any]],

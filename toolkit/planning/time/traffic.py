@@ -159,6 +159,7 @@ def _is_ring(cluster: Cluster) -> bool:
 
 
 def over_tensor(strategy, stream, runs, forward, backward):
+    """Collectives of the residual stream over "tensor", by kind in each pass."""
     n = strategy.tensor
     if n == 1:
         return []
@@ -171,6 +172,7 @@ def over_tensor(strategy, stream, runs, forward, backward):
 
 
 def of_parameters(strategy, found, size, runs):
+    """Gathers of parameters and sums of gradients, over the axes that cut or copy them."""
     transfers, inner = [], strategy.tensor
     n = strategy.fsdp
     if n > 1 and found.used > found.kept:

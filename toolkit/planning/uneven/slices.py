@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from toolkit._checks import checked
 
 ROUND = 1e-12
+MOST_SLICES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def equal_time_cuts(
         [24.4874, 40.3682, 53.0833, 64]
     """
     _check(quadratic, linear, tokens=tokens, slices=slices)
+    if slices > MOST_SLICES:
+        raise ValueError(f"slices: got {slices}, wanted at most {MOST_SLICES}")
     whole, ends = _work(tokens, quadratic, linear), []
     for i in range(1, slices):
         wanted = whole * i / slices
@@ -118,6 +121,7 @@ def best_slices(work: float, *, stages: int, overhead: float, most: int = 4096) 
         >>> best_slices(72.96, stages=4, overhead=0.6)
         19
     """
+    sliced_seconds(work, most, stages=stages, overhead=overhead)  # refuses what it cannot take
     near = math.sqrt((stages - 1) * work / overhead) if overhead else most
     tried = {1, most} | {min(most, max(1, math.floor(near) + at)) for at in (0, 1)}
     return min(

@@ -320,6 +320,8 @@ def exact_schedule(
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
+    if microbatches < 1:
+        raise ValueError(f"microbatches: got {microbatches}, wanted at least 1")
     longest = microbatches * sum(block.span for block in shape)
     start = [
         [model.new_int_var(0, longest, f"{r},{i}") for i in range(len(shape))]

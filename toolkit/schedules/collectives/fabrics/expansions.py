@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from toolkit._checks import checked
-from toolkit.schedules.collectives.fabrics.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology, check_links
 
 
 @checked
@@ -18,6 +18,7 @@ def directed(nodes: int, *offsets: int) -> Topology:
         >>> directed(4, 1).ingress[0]
         Fraction(1, 1)
     """
+    check_links(nodes * len(offsets), nodes=nodes)
     links = {
         (node, (node + offset) % nodes): Fraction(1) for node in range(nodes) for offset in offsets
     }
@@ -40,6 +41,7 @@ def kautz(degree: int, nodes: int) -> Topology:
         >>> kautz(2, 6).ingress[0]
         Fraction(2, 1)
     """
+    check_links(nodes * degree, degree=degree, nodes=nodes)
     links: dict[tuple[int, int], Fraction] = {}
     for x in range(nodes):
         for a in range(1, degree + 1):
@@ -84,6 +86,7 @@ def degree_expansion(topology: Topology, copies: int) -> Topology:
         Fraction(4, 1)
     """
     count = topology.compute
+    check_links(copies**2 * len(topology.links), copies=copies)
     links = {
         (i * count + a, j * count + b): rate
         for (a, b), rate in topology.links.items()

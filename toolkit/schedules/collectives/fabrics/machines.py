@@ -13,6 +13,7 @@ from toolkit.schedules.collectives.fabrics import shapes
 from toolkit.schedules.collectives.fabrics.topology import (
     Cable,
     Topology,
+    check_links,
     from_cables,
     rate_of,
     read_topology,
@@ -70,6 +71,7 @@ def mi250(boxes: int = 1, dies: int = 16, rate: int = 50, network_rate: int = 16
         >>> mi250(2).compute
         32
     """
+    check_links(2 * boxes * max(dies, 32), boxes=boxes, dies=dies)
     inside = [row for row in _multiplicities(_MI250) if max(row[:2]) < dies]
     cables = [
         (box * dies + a, box * dies + b, count * rate)
@@ -103,6 +105,7 @@ def gpu_boxes(
         Fraction(325, 1)
     """
     count = boxes * gpus
+    check_links(4 * count, boxes=boxes, gpus=gpus)
     cables: list[Cable] = [(node, count + node // gpus, rate) for node in range(count)]
     switches = [f"box{box}/switch" for box in range(boxes)]
     name = f"{boxes} boxes of {gpus} GPUs"

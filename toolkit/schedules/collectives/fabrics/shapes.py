@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolkit._checks import checked
-from toolkit.schedules.collectives.fabrics.topology import Cable, Topology, from_cables
+from toolkit.schedules.collectives.fabrics.topology import Cable, Topology, check_links, from_cables
 
 Rate = int | float | str | Any
 
@@ -68,6 +68,7 @@ def grid(name, sizes, rate, wraps, twist=0, seconds=1e-6) -> Topology:
         raise ValueError(f"sizes must be positive and have 2 nodes or more; got {_by(sizes)}")
     if twist and (len(sizes) < 2 or not all(wraps)):
         raise ValueError(f"twist needs a torus of two axes or more; got {_by(sizes)}")
+    check_links(2 * len(sizes) * math.prod(sizes), nodes=math.prod(sizes))
     places = list(itertools.product(*map(range, sizes)))
     index = {place: node for node, place in enumerate(places)}
 
@@ -108,6 +109,7 @@ def hypercube(dimensions: int, rate: Rate = 1) -> Topology:
         >>> hypercube(3).compute
         8
     """
+    check_links(dimensions << min(dimensions, 64), dimensions=dimensions)
     count, bits = 1 << dimensions, [1 << bit for bit in range(dimensions)]
     cables = [(node, node | bit, rate) for node in range(count) for bit in bits if not node & bit]
     flips = [[node ^ bit for node in range(count)] for bit in bits]
@@ -126,6 +128,7 @@ def complete(nodes: int, rate: Rate = 1) -> Topology:
         >>> complete(4).ingress[0]
         Fraction(3, 1)
     """
+    check_links(nodes * (nodes - 1), nodes=nodes)
     return circulant(nodes, *range(1, nodes // 2 + 1), rate=rate)
 
 
@@ -142,6 +145,7 @@ def circulant(nodes: int, *offsets: int, rate: Rate = 1) -> Topology:
         >>> circulant(8, 1, 3).ingress[0]
         Fraction(4, 1)
     """
+    check_links(2 * nodes * len(offsets), nodes=nodes)
     wrong = [offset for offset in offsets if not 1 <= offset <= nodes // 2]
     if wrong or len(set(offsets)) < len(offsets):
         raise ValueError(f"offsets must differ and be 1 to {nodes // 2}; got {offsets}")
@@ -167,6 +171,7 @@ def star(nodes: int, rate: Rate = 1) -> Topology:
         >>> star(8, 300).labels[-1]
         'switch'
     """
+    check_links(2 * nodes, nodes=nodes)
     turn = [*((node + 1) % nodes for node in range(nodes)), nodes]
     cables = [(node, nodes, rate) for node in range(nodes)]
     return from_cables(f"star {nodes}", nodes, cables, ["switch"], [turn])
@@ -190,6 +195,7 @@ def leaf_spine(
         8
     """
     count = leaves * hosts
+    check_links(2 * (count + leaves * spines), leaves=leaves, hosts=hosts, spines=spines)
     cables: list[Cable] = [(node, count + node // hosts, host_rate) for node in range(count)]
     cables += [
         (count + leaf, count + leaves + spine, uplink_rate)
@@ -225,6 +231,7 @@ def fat_tree(ports: int, rate: Rate = 1) -> Topology:
     if ports < 2 or ports % 2:
         raise ValueError(f"ports must be an even number from 2; got {ports}")
     half, hosts = ports // 2, ports**3 // 4
+    check_links(6 * hosts, ports=ports)
     tiers = {
         "edge": ports * half,
         "aggregation": ports * half,

@@ -12,6 +12,7 @@ from typing import Any
 from toolkit._checks import checked
 
 Cable = tuple[int, int, Any]
+MOST_LINKS = 1 << 20  # about 1 GB of fractions
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +168,13 @@ def rate_of(value: Any) -> Fraction:
         raise ValueError(
             f"rate must be a number or a fraction such as '25/2'; got {value!r}"
         ) from None
+
+
+def check_links(links: int, **sizes: int) -> None:
+    """Refuse a network of more links than memory holds, before any is made."""
+    if links > MOST_LINKS:
+        given = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ValueError(f"{given}: got {links} links, wanted at most {MOST_LINKS}")
 
 
 def from_cables(
