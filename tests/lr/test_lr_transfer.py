@@ -16,23 +16,28 @@ RATES = {"adam": 1e-3, "sgd": 0.1, "muon": 1e-2}
 
 
 def weights(width, seed=1):
-    keys = jax.random.split(jax.random.key(seed), 4)
+    keys = jax.random.split(jax.random.key(seed), 6)
     square = [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys[:2]]
     return {
         "embed": jax.random.normal(keys[2], (16, width)) / 4,
         "bias": jnp.zeros(width),
         "hidden": square,
         "head": jax.random.normal(keys[3], (width, 8)) * width**-0.5,
+        "narrow": jax.random.normal(keys[4], (width, 24)) * width**-0.5,
+        "wide": jax.random.normal(keys[5], (24, width)) * 24**-0.5,
         "temperature": jnp.ones(1),
     }
 
 
-def activations(params, x, logits):
+def activations(params, x):
     h = jax.nn.relu(x @ params["embed"] + params["bias"])
     seen = {"first": h}
     for number, matrix in enumerate(params["hidden"]):
         h = seen[f"hidden {number}"] = jax.nn.relu(2**0.5 * h @ matrix)
-    return seen | {"logits": h @ params["head"] * logits * params["temperature"]}
+    # A few channels in between, such as keys of a fixed number of heads, or a router.
+    narrow = seen["narrow"] = h @ params["narrow"]
+    h = seen["wide again"] = h + jax.nn.relu(narrow) @ params["wide"]
+    return seen | {"logits": h @ params["head"] * params["temperature"]}
 
 
 def network(width, optimizer="adam", is_moved=True):
@@ -42,20 +47,18 @@ def network(width, optimizer="adam", is_moved=True):
     labels = jax.random.randint(draws[1], (32,), 0, 8)
     small, params = weights(SMALL, 0), weights(width)
     moved = transfer(small, params, width=width / SMALL, optimizer=optimizer)
-    as_muon = {"matrix": optax.contrib.MuonDimensionNumbers()}
-    plain = {
+    as_muon = {"hidden": optax.contrib.MuonDimensionNumbers()}
+    tuned = {
         "adam": optax.adam(RATES["adam"]),
         "sgd": optax.sgd(RATES["sgd"]),
         "muon": optax.contrib.muon(
             RATES["muon"], muon_weight_dimension_numbers=jax.tree.map(as_muon.get, moved.roles)
         ),
     }[optimizer]
-    if not is_moved:
-        seen = lambda params: activations(params, x, 1.0)  # noqa: E731
-        return ModelOfWidth(params, plain, lambda p: loss_of(seen(p), labels), seen)
-    seen = lambda params: activations(params, x, moved.logits)  # noqa: E731
-    params = transferred_weights(small, params)
-    tuned = optax.chain(plain, moved.scale_rates())
+    if is_moved:
+        params = transferred_weights(small, params)
+        tuned = optax.chain(tuned, moved.scale_rates())
+    seen = lambda params: activations(params, x)  # noqa: E731
     return ModelOfWidth(params, tuned, lambda p: loss_of(seen(p), labels), seen)
 
 
@@ -69,26 +72,38 @@ def test_factors_are_those_of_the_table():
         "up": ((8, 16), (32, 128)), "query": ((8, 2, 4), (32, 8, 4)),
         "out": ((2, 4, 8), (8, 4, 32)),
         "stack": ((3, 8, 8), (3, 32, 32)), "positions": ((7,), (7,)),
+        "key": ((8, 2, 4), (32, 2, 4)), "bias": ((2, 4), (8, 4)),
     }  # fmt: skip
     small, large = (
         {name: jax.ShapeDtypeStruct(pair[at], jnp.float32) for name, pair in shapes.items()}
         for at in (0, 1)
     )
-    vectors = dict.fromkeys(("embedding", "gain", "head"), 1.0)
-    matrices = {"up": 1 / 4, "query": 1 / 4, "out": 1 / 4, "stack": 1 / 4}
+    kinds = {
+        "fixed": ["positions"],
+        "input": ["bias", "embedding", "gain"],
+        "output": ["head", "key"],
+        "hidden": ["out", "query", "stack", "up"],
+    }
     adam = transfer(small, large, width=4)
-    assert adam.rates == vectors | matrices | {"positions": 1.0}
+    assert adam.roles == {name: role for role, names in kinds.items() for name in names}
+    assert {name for name, rate in adam.rates.items() if rate == 1} == {
+        *kinds["fixed"], *kinds["input"],
+    }  # fmt: skip
+    assert {adam.rates[name] for name in (*kinds["output"], *kinds["hidden"])} == {1 / 4}
     assert adam.decays == {name: 1 / rate for name, rate in adam.rates.items()}
     assert (adam.logits, adam.residual, adam.epsilon) == (1 / 4, 1.0, 1 / 4)
     sgd = transfer(small, large, width=4, optimizer="sgd").rates
-    assert sgd == dict.fromkeys(vectors, 4.0) | dict.fromkeys(matrices, 1.0) | {
-        "up": 2.0, "positions": 1.0,
-    }  # fmt: skip
+    wanted = {"fixed": 1.0, "input": 4.0, "output": 1 / 4, "hidden": 1.0}
+    assert sgd == {n: wanted[role] for role, names in kinds.items() for n in names} | {"up": 2.0}
     # sqrt(out / in) grows by sqrt 2, and optax multiplies by as much itself.
     assert transfer(small, large, width=4, optimizer="muon").rates["up"] == pytest.approx(1.0)
     # The transposed tree of torch gives the same.
     turned = [{"up": jnp.ones(shape[::-1])} for shape in shapes["up"]]
     assert transfer(*turned, width=4, input_axis="last").rates == {"up": 1 / 4}
+    turned = [{"head": jnp.ones((100, n)), "embedding": jnp.ones((n, 100))} for n in (8, 32)]
+    assert transfer(*turned, width=4, input_axis="last").roles == {
+        "head": "output", "embedding": "input",
+    }  # fmt: skip
 
 
 def test_batch_horizon_and_depth():
@@ -115,13 +130,12 @@ def test_decay_keeps_its_product_with_the_rate():
 def test_activations_move_as_far_at_every_width(optimizer):
     moved = coordinate_check(lambda width: network(width, optimizer), WIDTHS).slopes
     usual = coordinate_check(lambda width: network(width, optimizer, is_moved=False), WIDTHS).slopes
-    features = [name for name in moved if name != "logits"]
-    assert max(abs(moved[name]) for name in features) < FLAT, moved
-    # Muon's updates have the right size at any width by themselves, but not Adam's of the head.
-    control = ["logits"] if optimizer == "muon" else ["hidden 0", "hidden 1", "logits"]
+    read = ("narrow", "logits")  # whose part from the start fades with the width
+    assert max(abs(moved[name]) for name in moved if name not in read) < FLAT, moved
+    assert all(-0.4 < moved[name] < FLAT for name in read), moved
+    # Muon's updates have the right size at any width by themselves, but not Adam's of the others.
+    control = read if optimizer == "muon" else ("hidden 0", *read)
     assert min(usual[name] for name in control) > STEEP, usual
-    # The part of the logits that was there at the start fades with the width.
-    assert -0.35 < moved["logits"] < 0.25
 
 
 def test_a_looped_model_moves_as_far_at_every_width():

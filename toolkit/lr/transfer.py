@@ -1,21 +1,24 @@
 r"""Rates, decays and initial weights that hold for a wider, deeper or longer training.
 
-Each weight is told apart by how many of its axes grow with the width of the model:
+Each weight is told apart by which of its axes grow with the width of the model:
 
     fixed     none
-    vector    one: embeddings, heads, biases, gains
-    matrix    two: maps from one stream to another
+    input     its output alone: embeddings, biases, gains
+    output    its input alone: heads, routers, keys of a fixed number of heads, latents
+    hidden    both
 
-With m_in and m_out the growth of a matrix's input and output axis, and m that of the width:
+With m_in and m_out the growth of the input and output axis, 1 for an axis that stays:
 
-              initial size        rate: Adam    SGD           Muon               decay
-    fixed     the same            1             1             1                  1
-    vector    the same            1             m             1 (by Adam)        1 / rate
-    matrix    m_in^-1/2           1 / m_in      m_out / m_in  sqrt(m_out / m_in) 1 / rate
+              initial size   rate: Adam    SGD            Muon
+    fixed     the same           1             1              1 (by Adam)
+    input     the same           1             m_out          1 (by Adam)
+    output    1 / m_in           1 / m_in      1 / m_in       1 / m_in (by Adam)
+    hidden    m_in^-1/2          1 / m_in      m_out / m_in   sqrt(m_out / m_in)
 
-Logits are divided by m, which spares heads a role of their own. What a sub-layer adds to a residual
-stream is divided by the growth of the depth. An update then moves every activation as far as it did
-in the small model, which `coordinate_check` measures.
+The decay grows as the rate falls, so that their product stays. A head that lies as the embedding
+does, [vocabulary, width], counts as an input, and its logits are divided by the growth of the width
+instead. What a sub-layer adds to a residual stream is divided by the growth of the depth. An update
+then moves every activation as far as it did in the small model, which `coordinate_check` measures.
 """
 
 import math
@@ -29,7 +32,7 @@ import optax
 from toolkit._checks import checked
 
 HORIZON = 0.32  # of the rate in the number of tokens, fitted by Bjorck et al.
-ROLES = ("fixed", "vector", "matrix")  # by the number of axes that grow
+VECTORS = ("bias", "scale")  # names of inputs whose last axis may stay, such as [heads, size]
 Optimizer = Literal["adam", "sgd", "muon"]
 Axis = Literal["first", "last"]
 
@@ -39,18 +42,20 @@ class Transfer:
     """What changes between a small model, whose rate is tuned, and a large one.
 
     Attributes:
-        roles: "fixed", "vector" or "matrix" for each weight; labels for `optax.multi_transform`.
+        roles: "fixed", "input", "output" or "hidden" for each weight; labels for
+            `optax.multi_transform`.
         rates: factor of each weight's learning rate.
         decays: factor of each weight's decay where the decay is multiplied by the rate.
         epsilon: factor of Adam's epsilon.
-        logits: factor of the logits.
+        logits: factor of the logits of a head that lies as the embedding, [vocabulary, width];
+            1 is right for a head [width, vocabulary], whose weights change instead.
         residual: factor of what a sub-layer adds to the residual stream.
 
     Example:
         >>> small, large = ({"w": jnp.ones((n, n)), "b": jnp.ones(n)} for n in (8, 32))
         >>> moved = transfer(small, large, width=4)
         >>> moved.roles, moved.rates, moved.logits
-        ({'b': 'vector', 'w': 'matrix'}, {'b': 1.0, 'w': 0.25}, 0.25)
+        ({'b': 'input', 'w': 'hidden'}, {'b': 1.0, 'w': 0.25}, 0.25)
     """
 
     roles: Any
@@ -111,7 +116,8 @@ def transfer(
     scores must be divided by that size instead of its root.
 
     Args:
-        small: the weights of a model of the small width and the *large* depth, or their shapes.
+        small: the weights of a model of the small width, or their shapes, with the vocabulary,
+            number of experts and *depth* of the large one.
         large: those of the large model, a tree of the same structure.
         width: growth of the residual stream; at least one axis must grow by it.
         depth: growth of the number of layers; a loop counts as its layers.
@@ -119,9 +125,8 @@ def transfer(
             which larger batches no longer help.
         tokens: growth of the number of tokens trained on.
         optimizer: "adam", "sgd" or "muon"; the last as in `optax.contrib`, with Adam for all but
-            matrices of two axes.
-        input_axis: which of a matrix's growing axes is its input: the "first" as in flax, or the
-            "last" as in torch.
+            hidden weights of two axes.
+        input_axis: where the input of a weight stands: "first" as in flax, or "last" as in torch.
 
     Raises:
         ValueError: where the trees differ in more than sizes, more than two axes of a weight grow,
@@ -144,19 +149,21 @@ def transfer(
     before, tree_before = jax.tree.flatten(small)
     if tree != tree_before:
         raise ValueError("small: its tree differs from that of large; give it the large depth")
-    grown = [_growth(path, a.shape, b.shape) for a, (path, b) in zip(before, leaves, strict=True)]
-    every = sorted({growth for growths in grown for growth in growths})
+    grown = [
+        _growth(path, a.shape, b.shape, input_axis)
+        for a, (path, b) in zip(before, leaves, strict=True)
+    ]
+    every = sorted({growth for pair in grown for growth in pair} - {1.0})
     if width != 1 and not any(math.isclose(width, growth) for growth in every):
         shown = ", ".join(f"{growth:g}" for growth in every) or "1"
         raise ValueError(f"width: nothing grows by {width:g}; axes grow by {shown}")
-    order = -1 if input_axis == "last" else 1
     rates = [
-        _rate(optimizer, growths[::order], a.shape, b.shape)
-        for growths, a, (_, b) in zip(grown, before, leaves, strict=True)
+        _rate(optimizer, pair, a.shape, b.shape)
+        for pair, a, (_, b) in zip(grown, before, leaves, strict=True)
     ]
     common = batch ** (1.0 if optimizer == "sgd" else 0.5) * tokens**-HORIZON
     return Transfer(
-        tree.unflatten([ROLES[len(growths)] for growths in grown]),
+        tree.unflatten([_role(pair) for pair in grown]),
         tree.unflatten([rate * common for rate in rates]),
         tree.unflatten([1 / rate for rate in rates]),
         epsilon=1 / (width * depth),
@@ -169,10 +176,10 @@ def transfer(
 def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -> Any:
     """The initial weights of a large model, resized as those of a small one ask.
 
-        matrix: rms(w) = rms(small w) * m_in^-1/2;   otherwise: rms(w) = rms(small w)
+        rms(w) = rms(small w) times 1 for inputs, m_in^-1/2 for hidden, m_in^-1 for output weights
 
     Args:
-        small: initial weights of the small model, of the large depth.
+        small: initial weights of the small model, as for `transfer`.
         large: initial weights of the large model, the same tree.
         input_axis: as in `transfer`.
 
@@ -190,43 +197,56 @@ def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -
     """
 
     def resized(path: Any, old: Any, new: Any) -> Any:
-        growths = _growth(path, old.shape, new.shape)
+        pair = _growth(path, old.shape, new.shape, input_axis)
         if new.ndim < 2:
             return new
-        into = growths[-1 if input_axis == "last" else 0] if len(growths) == 2 else 1.0
+        power = {"hidden": -0.5, "output": -1.0}.get(_role(pair), 0.0)
         wanted, found = (jnp.sqrt(jnp.mean(jnp.square(x))) for x in (old, new))
-        return (new * jnp.where(found > 0, wanted / found, 1) * into**-0.5).astype(new.dtype)
+        factor = jnp.where(found > 0, wanted / found, 1) * pair[0] ** power
+        return (new * factor).astype(new.dtype)
 
     return jax.tree_util.tree_map_with_path(resized, small, large)
 
 
-def _growth(path: Any, old: tuple[int, ...], new: tuple[int, ...]) -> tuple[float, ...]:
-    """Of the axes that differ, in their order."""
+def _growth(
+    path: Any, old: tuple[int, ...], new: tuple[int, ...], input_axis: Axis
+) -> tuple[float, float]:
+    """Of the input and of the output; 1 for one that stays or is not there."""
     name = jax.tree_util.keystr(path)
     if len(old) != len(new):
         raise ValueError(f"small: {name} has {len(old)} axes, in large it has {len(new)}")
-    growths = tuple(b / a for a, b in zip(old, new, strict=True) if a != b)
-    if len(growths) > 2:
+    axes = [axis for axis in range(len(old)) if old[axis] != new[axis]]
+    if len(axes) > 2:
         raise ValueError(
-            f"small: {len(growths)} axes of {name} differ, {list(old)} and {list(new)}; wanted at "
+            f"small: {len(axes)} axes of {name} differ, {list(old)} and {list(new)}; wanted at "
             "most an input and an output, so that layers and experts are as many in both"
         )
-    return growths
+    growths = [new[axis] / old[axis] for axis in axes]
+    if len(axes) < 2:
+        is_vector = len(old) < 2 or any(word in name for word in VECTORS)
+        is_last = bool(axes) and axes[0] == len(old) - 1
+        is_output = is_vector or is_last == (input_axis == "first")
+        (growth,) = growths or [1.0]
+        return (1.0, growth) if is_output else (growth, 1.0)
+    into, out = growths if input_axis == "first" else growths[::-1]
+    return into, out
+
+
+def _role(growth: tuple[float, float]) -> str:
+    into, out = growth
+    if into == 1:
+        return "fixed" if out == 1 else "input"
+    return "output" if out == 1 else "hidden"
 
 
 def _rate(
-    optimizer: Optimizer,
-    growths: tuple[float, ...],
-    old: tuple[int, ...],
-    new: tuple[int, ...],
+    optimizer: Optimizer, growth: tuple[float, float], old: tuple[int, ...], new: tuple[int, ...]
 ) -> float:
-    """The factor of the width; `growths` are of the axes that grow, the input first."""
-    if len(growths) < 2:
-        return growths[0] if growths and optimizer == "sgd" else 1.0
-    into, out = growths
+    """The factor of the width."""
+    into, out = growth
     if optimizer == "sgd":
         return out / into
-    if optimizer == "adam" or len(new) != 2:
+    if optimizer == "adam" or _role(growth) != "hidden" or len(new) != 2:
         return 1 / into
     # optax multiplies an orthogonal update by max(1, columns / rows)^1/2 itself.
     before, after = (max(1.0, shape[1] / shape[0]) ** 0.5 for shape in (old, new))
