@@ -133,27 +133,6 @@ def _kimi_linear(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-_MAMBA2_NAMES = {
-    "embed_tokens": "embeddings",
-    r"^backbone\.norm": "backbone.norm_f",
-    "input_layernorm": "norm",
-}
-_GRANITE_NAMES = {
-    r"\.mixer\.": ".mamba.",
-    r"\.mlp\.gate_up_proj": ".shared_mlp.input_linear",
-    r"\.mlp\.down_proj": ".shared_mlp.output_linear",
-}
-_LFM2_NAMES = {
-    "input_layernorm": "operator_norm",
-    "post_attention_layernorm": "ffn_norm",
-    r"^model\.norm": "model.embedding_norm",
-    r"mlp\.gate_proj": "feed_forward.w1",
-    r"mlp\.up_proj": "feed_forward.w3",
-    r"mlp\.down_proj": "feed_forward.w2",
-    r"self_attn\.o_proj": "self_attn.out_proj",
-    r"(self_attn\.[qk])_norm": r"\1_layernorm",
-}
-
 _MINIMAX = ("full_attn", "linear_attn", "mlp")
 _MINIMAX_ALPHAS = tuple(f"{part}_alpha_factor" for part in _MINIMAX)
 _MINIMAX_BETAS = tuple(f"{part}_beta_factor" for part in _MINIMAX)
