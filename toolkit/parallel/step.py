@@ -168,12 +168,12 @@ def sharded_train_step(
         return jax.shard_map(function, **options)(x)
 
     def gather(shard: Array, spec: PartitionSpec) -> Array:
-        one = partial(_gather, spec=only(spec, batch_axes))
+        over_batch = partial(_gather, spec=only(spec, batch_axes))
         if others and not any(without(spec, batch_axes)):
             # Its transpose is such a sum too, and over all axes it would sum over the others.
             wide = jnp.promote_types(shard.dtype, jnp.float32)
-            return one(shard.astype(wide)).astype(shard.dtype)
-        return in_parts(one, shard, without(spec, batch_axes))
+            return over_batch(shard.astype(wide)).astype(shard.dtype)
+        return in_parts(over_batch, shard, without(spec, batch_axes))
 
     def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
         specs, near, far = (

@@ -45,7 +45,7 @@ def test_a_cache_holds_the_blocks_used_most():
 
 
 def test_k_means_runs_as_long_as_the_prompt_is_read():
-    assert [hidden_iterations(prefill=t, three=0.5, one=0.1) for t in (0.0, 2.0, 1e6)] == [
+    assert [hidden_iterations(prefill=t, first=0.5, iteration=0.1) for t in (0.0, 2.0, 1e6)] == [
         3,
         18,
         300,

@@ -76,9 +76,9 @@ def test_a_run_ends_with_everything_everywhere(name, collective):
     assert len(run.ends) == len(to_program(forest).rounds)
     ranks = forest.topology.compute
     start = np.eye(ranks) if collective == "all-gather" else np.zeros((ranks, ranks))
-    np.testing.assert_array_equal(run.held[0], start)
-    np.testing.assert_array_equal(run.held[-1], np.ones((ranks, ranks)))
-    assert (np.diff(run.held, axis=0) >= 0).all()
+    np.testing.assert_array_equal(run.shares[0], start)
+    np.testing.assert_array_equal(run.shares[-1], np.ones((ranks, ranks)))
+    assert (np.diff(run.shares, axis=0) >= 0).all()
     assert (np.diff(run.ends) > 0).all()
     view = chunks_view(network=name, collective=collective, size=64.0)
     for one in view.runs.values():

@@ -86,7 +86,7 @@ def chunks_scene(view: ChunksView) -> Scene:
         for node, (x, y) in enumerate(drawing.places):
             is_rank = node < drawing.topology.compute
             nodes.append(Node(str(node) if is_rank else "", left + _WIDE * float(x), 1 - float(y)))
-            shares = run.held[:, node].mean(1) if is_rank else [0.0]
+            shares = run.shares[:, node].mean(1) if is_rank else [0.0]
             times = [0.0, *(1e3 * run.ends)] if is_rank else [0.0]
             levels.append(([*map(float, times)], [*map(float, shares)]))
         edges += [(first + a, first + b) for a, b in drawing.cables]

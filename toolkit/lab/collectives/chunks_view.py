@@ -23,13 +23,13 @@ class Run:
     Attributes:
         ends: [rounds], seconds at which each round ends (modelled).
         messages: for each round (chunk's root, path, whether it adds).
-        held: [rounds + 1, ranks, ranks]: share of the rank's (second axis) root's data (third axis)
-            that are in place: copied everywhere, or at their root added up.
+        shares: [rounds + 1, ranks, ranks], the part of the rank's (second axis) root's data (third
+            axis) that is in place: copied everywhere, or at their root added up.
     """
 
     ends: Float[np.ndarray, "rounds"]
     messages: tuple[tuple[tuple[int, tuple[int, ...], bool], ...], ...]
-    held: Float[np.ndarray, "moments ranks roots"]
+    shares: Float[np.ndarray, "moments ranks roots"]
 
 
 @functools.lru_cache(128)
@@ -114,7 +114,7 @@ class ChunksView(View):
     def data(self) -> Data:
         columns = {
             f"in place, {SCHEDULES[name]} (share)": [
-                float(run.held[np.searchsorted(run.ends, moment, side="right")].mean())
+                float(run.shares[np.searchsorted(run.ends, moment, side="right")].mean())
                 for moment in self.moments
             ]
             for name, run in self.runs.items()

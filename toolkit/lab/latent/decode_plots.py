@@ -42,7 +42,7 @@ class HoldingPlot(Plot):
 
     def show(self, view: DecodeView) -> None:
         for row, (scheme, part) in enumerate(zip(SCHEMES, self.parts, strict=True)):
-            part.set_bounds(*bounds_of(view.held[scheme][ARRAYS[self._at]], row))
+            part.set_bounds(*bounds_of(view.shards[scheme][ARRAYS[self._at]], row))
 
 
 def bounds_of(array: Held, row: int) -> tuple[float, float, float, float]:

@@ -31,7 +31,7 @@ class DecodeView(View):
     """Every scheme at one setting, and how much faster than `replicate` along the context.
 
     Attributes:
-        held: scheme -> the chosen chip's shards.
+        shards: scheme -> the chosen chip's shards.
         faster: scheme -> speed relative to `replicate` at every context of `CONTEXTS`.
         break_even: context from which TPLA reads less than `replicate`, at this batch.
         reason: the planner's reason.
@@ -45,7 +45,7 @@ class DecodeView(View):
     batch: int
     context: int
     costs: tuple[DecodeCost, ...]
-    held: dict[str, dict[str, Held]]
+    shards: dict[str, dict[str, Held]]
     faster: dict[str, list[float]]
     break_even: float
     reason: str
@@ -122,7 +122,7 @@ def decode_view(
         batch=batch,
         context=context,
         costs=costs,
-        held={
+        shards={
             scheme: holding(scheme, slices=_slices(scheme, slices), **options) for scheme in SCHEMES
         },
         faster={

@@ -67,15 +67,15 @@ def holding(scheme: str, chips: int, slices: int, chip: int) -> dict[str, Held]:
 _ALL = Held(WHOLE, WHOLE)
 
 
-def numbers_held(config: LatentConfig, held: dict[str, Held]) -> tuple[float, float]:
+def numbers_held(config: LatentConfig, shards: dict[str, Held]) -> tuple[float, float]:
     """The number of weights, and of cached numbers per token of all rows, in a shard."""
     sizes = config.parameters
     weights = (
         sizes["query_down"]
         + sizes["rope_key"]
-        + (sizes["query_up"] + sizes["output"]) * held["heads"].share
-        + sizes["latent_down"] * held["down"].share
-        + (sizes["key_up"] + sizes["value_up"]) * held["up"].share
+        + (sizes["query_up"] + sizes["output"]) * shards["heads"].share
+        + sizes["latent_down"] * shards["down"].share
+        + (sizes["key_up"] + sizes["value_up"]) * shards["up"].share
     )
-    cache = held["cache"]
+    cache = shards["cache"]
     return weights, config.latent_size * cache.share + config.rope_size * cache.along[1]

@@ -131,7 +131,7 @@ def _kept_activations() -> Answer:
     from toolkit.measure import in_words
 
     view: Any = ChipMemoryPanel(model="llama-3-8b", chip="h100", fsdp=8, context=4096).view
-    categories, total = view.held, view.prediction.memory.total
+    categories, total = view.categories, view.prediction.memory.total
     share = 100 * categories["activations"] / total
     return Answer(
         round(share),

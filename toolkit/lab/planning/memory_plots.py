@@ -38,7 +38,7 @@ class CascadePlot(Plot):
         total, limit = found.memory.total, found.limit
         longest, start = max(total, limit), 0
         for bar, words, size in zip(
-            self.bars, self._words, [*view.held.values(), total], strict=True
+            self.bars, self._words, [*view.categories.values(), total], strict=True
         ):
             is_total = words is self._words[-1]
             left = 0 if is_total else start

@@ -18,12 +18,12 @@ class ChipMemoryView(View):
     prediction: Prediction
 
     @property
-    def held(self) -> dict[str, int]:
+    def categories(self) -> dict[str, int]:
         """Bytes by category."""
         return self.prediction.memory._asdict()
 
     def data(self) -> Data:
-        sizes = self.held | {"total": self.prediction.memory.total}
+        sizes = self.categories | {"total": self.prediction.memory.total}
         return {
             "category, modelled": [*sizes],
             "per chip (bytes)": [*sizes.values()],
@@ -34,7 +34,7 @@ class ChipMemoryView(View):
 
     def sentence(self) -> str:
         found = self.prediction
-        largest = sorted(self.held.items(), key=lambda part: -part[1])[:3]
+        largest = sorted(self.categories.items(), key=lambda part: -part[1])[:3]
         parts = ", ".join(f"{name} {in_words(size, 'bytes')}" for name, size in largest)
         verdict = "fits" if found.fits else "does not fit"
         return (

@@ -100,7 +100,7 @@ class BytesPlot(Plot):
         axes.spines["bottom"].set_visible(False)
         whole = axes.barh(range(len(COPIES)), 0, 0.45, color="white", edgecolor=FAINT, hatch="//")
         stored = axes.barh(range(len(COPIES)), 0, 0.45, color=look("full").colour)
-        self._whole, self.held = (list(map(self.moving, bars)) for bars in (whole, stored))
+        self._whole, self._stored = (list(map(self.moving, bars)) for bars in (whole, stored))
         self._words = [
             self.text(0, at + 0.46, fontsize=8, va="center") for at in range(len(COPIES))
         ]
@@ -110,7 +110,7 @@ class BytesPlot(Plot):
         for at, state in enumerate(COPIES):
             stored = view.bytes_of(state)
             self._whole[at].set_width(whole[at])
-            self.held[at].set_width(stored)
+            self._stored[at].set_width(stored)
             self._words[at].set_text(
                 f"{in_words(stored, 'bytes')} of {in_words(whole[at], 'bytes')}"
             )

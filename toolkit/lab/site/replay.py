@@ -87,8 +87,8 @@ class _Pool:
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
 
-    def place(self, thing: str) -> int:
-        return self.places.setdefault(thing, len(self.places))
+    def place(self, label: str) -> int:
+        return self.places.setdefault(label, len(self.places))
 
 
 def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:

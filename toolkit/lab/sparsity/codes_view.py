@@ -34,7 +34,7 @@ class Codes(NamedTuple):
         alike: agreement of hash bits with each question, -1 to 1.
         cosines: cosines of questions and keys relative to their mean.
         scores: HATA's scores.
-        asked, held: hash bits of the questions and of the keys.
+        asked, kept: hash bits of the questions and of the keys.
         table, codes: PQCache's table, and the codes of every key.
         estimates, exact: PQCache's estimates of the scores, and the true scores.
     """
@@ -43,7 +43,7 @@ class Codes(NamedTuple):
     cosines: Float[np.ndarray, "heads questions tokens"]
     scores: Float[np.ndarray, "heads questions tokens"]
     asked: Bool[np.ndarray, "heads questions bits"]
-    held: Bool[np.ndarray, "heads bits tokens"]
+    kept: Bool[np.ndarray, "heads bits tokens"]
     table: Float[np.ndarray, "heads questions parts clusters"]
     codes: Int[np.ndarray, "heads parts tokens"]
     estimates: Float[np.ndarray, "heads questions tokens"]
@@ -192,7 +192,7 @@ def codes_view(
     return CodesView(
         rank, token, f"{name_of(text.tokens[token])} at {token + 1:,}", found.alike[at],
         found.cosines[at], found.estimates[at], found.exact[at],
-        found.asked[at] == found.held[head - 1, :, token], found.table[at],
+        found.asked[at] == found.kept[head - 1, :, token], found.table[at],
         found.codes[head - 1][:, token], recall, order[:LISTED],
         _ends(context, bits, parts, head - 1),
     )  # fmt: skip

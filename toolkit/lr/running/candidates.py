@@ -67,7 +67,7 @@ class CandidateRunner:
         self, state: TrainState, request: Request, mode: str = "loop"
     ) -> tuple[TrainState, np.ndarray]:
         """One candidate: the state reached, and its losses [1, points]."""
-        program = self._stepwise if mode == "steps" else self._programs.one
+        program = self._stepwise if mode == "steps" else self._programs.single
         program = partial(program, layout=layout_of(state))
         evaluate = self._programs.evaluate_one
         return self._run(program, evaluate, state, request, request.rates[0])
@@ -156,7 +156,7 @@ class CandidateRunner:
 class _Programs(NamedTuple):
     """The programs of a search, compiled at the first call."""
 
-    one: Callable
+    single: Callable
     one_step: Callable
     several: dict[str, Callable]
     evaluate_one: Callable

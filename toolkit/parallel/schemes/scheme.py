@@ -99,7 +99,7 @@ def layout(
             reasons.append(reason)
         specs = dict.fromkeys(axes, spec)
         if widest := axes["optimizer"]:
-            stacked = [at for one, at in found.stacked if one == place] if found else ()
+            stacked = [at for where, at in found.stacked if where == place] if found else ()
             best, reason = largest_cut(row.shape, spec, mesh, widest, min_elements, stacked)
             if best is not None:
                 specs = {state: with_axes(spec, best, cut) for state, cut in axes.items()}

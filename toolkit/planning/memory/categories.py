@@ -85,13 +85,13 @@ class Layer(NamedTuple):
     """The memory of one layer on one chip.
 
     Attributes:
-        held: its parameters.
+        share: its parameters.
         kept: bytes for the backward pass, per microbatch in flight.
         gathered: bytes of weights, and of their gradients, while its backward pass runs.
         working: bytes of its intermediates in the backward pass.
     """
 
-    held: Held
+    share: Held
     kept: int
     gathered: int
     working: int
@@ -131,7 +131,7 @@ def layer_memory(
     else:
         kept = stream + (products if recompute == "elementwise" else mixed + SWIGLU_KEPT * unit)
     parts = layer_parts(config, word, fed, strategy)
-    own = sum((part.held for part in parts), Held(0, 0, 0))
+    own = sum((part.share for part in parts), Held(0, 0, 0))
     routed = (0, 0) if fed == "swiglu" else mixture_memory(config, recompute, strategy, tokens)
     kept += routed[0]
     # The gradients of gate and up, and four of the stream; with "tensor", of all time too.
@@ -141,7 +141,7 @@ def layer_memory(
     attention = tokens * (2 * queries + padded * (queries + keys)) * size
     if LAYERS[word].is_recurrent:
         attention = FLOAT32 * RECURRENT_ARRAYS * tokens * width
-    weights = sum(part.itemsize * part.held.used for part in parts)
+    weights = sum(part.itemsize * part.share.used for part in parts)
     if recompute != "layer":  # the backward pass goes through one half of the layer at a time
         gathered = weights if weights + unit > attention else 0
         working = shared + (unit if gathered else attention)
@@ -174,7 +174,7 @@ def memory_of(
     found = {kind: layer_memory(config, *kind, strategy, sequences, length) for kind in set(words)}
     body, kept = Held(0, 0, 0), 0
     for word, count in Counter(words).items():
-        body += found[word].held.times(count)
+        body += found[word].share.times(count)
         kept += found[word].kept * count * config.loops
     tables = table_tensors(config, strategy.tensor)
     table = share_of(tables[:1], strategy)

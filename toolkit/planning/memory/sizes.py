@@ -89,12 +89,12 @@ class Part(NamedTuple):
     """Tensors of a layer that are cut alike.
 
     Attributes:
-        held: one chip's share.
+        share: one chip's share.
         strategy: the degrees with which its collectives run.
         itemsize: bytes of a number when it is computed with.
     """
 
-    held: "Held"
+    share: "Held"
     strategy: Strategy
     itemsize: int
 

@@ -63,12 +63,12 @@ def layer_seconds(
         sizes = LAYERS[word].sizes_of(config)
         wide = sizes.heads * (sizes.key_size + sizes.rope_size + sizes.value_size) / 2
     mixing = 4 * tokens * keys * wide / strategy.tensor
-    products, routed = 2 * tokens * parts[0].held.used, 0.0
+    products, routed = 2 * tokens * parts[0].share.used, 0.0
     if fed == "moe":
         routed = _routed_seconds(config, strategy, cluster, tokens, constants, parts[1])
         own = tokens / strategy.tensor if strategy.expert > 1 else tokens
-        products += 2 * own * sum(part.held.used for part in parts[2:])
-    moved = config.compute_dtype.itemsize * parts[0].held.used
+        products += 2 * own * sum(part.share.used for part in parts[2:])
+    moved = config.compute_dtype.itemsize * parts[0].share.used
     moved += layer_bytes(config, word, fed, strategy, tokens, is_old=constants.old_kernels)
     if constants.old_kernels and word in ("full", "window"):
         mixing = 4 * tokens * length * wide / strategy.tensor  # of all keys
@@ -93,7 +93,7 @@ def layer_seconds(
     seconds = Seconds(forward, backward, again, weight_gradient=later)
     seconds += _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
     for part in parts:
-        seconds += _update(part.held, cluster, constants)
+        seconds += _update(part.share, cluster, constants)
     return seconds
 
 
@@ -131,7 +131,7 @@ def _routed_seconds(
         is_tpu = cluster.chip.name.startswith("TPU")
         rows = held_rows(config, strategy, own) if is_tpu else rows * constants.imbalance
     hidden = expert_hidden(config) / (1 if is_folded else strategy.tensor)
-    flops, read = 6 * rows * config.width * hidden, experts.itemsize * experts.held.used
+    flops, read = 6 * rows * config.width * hidden, experts.itemsize * experts.share.used
     moved = config.compute_dtype.itemsize * rows * (5 * hidden + 4 * config.width)
     chip = cluster.chip
     return moved / (chip.bytes_per_second * constants.elementwise) + max(
@@ -153,7 +153,7 @@ def _streaming_seconds(
     keys = channels(config, word)[1] if word in ("full", "window") else 0
     times = (strategy.block_chunks - 1) / 2
     flops = 4 * times * 2 * tokens * config.width * 2 * keys
-    used = layer_parts(config, word, "swiglu", strategy)[0].held.used
+    used = layer_parts(config, word, "swiglu", strategy)[0].share.used
     moved = strategy.block_chunks * used * (config.compute_dtype.itemsize + 2 * FLOAT32)
     return flops / (cluster.chip.flops_per_second * constants.matmul) + moved / (
         cluster.chip.bytes_per_second * constants.memory

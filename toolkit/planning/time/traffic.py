@@ -86,7 +86,7 @@ def layer_transfers(
     counts = (_HALF_FORWARD, _HALF_BACKWARD) if is_folded else (_FORWARD, _BACKWARD)
     transfers = over_tensor(strategy, stream, runs, counts[0], counts[1][recompute])
     for part in layer_parts(config, word, fed, strategy):
-        transfers += of_parameters(part.strategy, part.held, part.itemsize, runs)
+        transfers += of_parameters(part.strategy, part.share, part.itemsize, runs)
     if is_folded:
         transfers += _of_experts(config, recompute, strategy, sequences * length, runs)
     return transfers

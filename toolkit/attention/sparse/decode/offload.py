@@ -155,15 +155,15 @@ def cached_share(
 
 
 @checked
-def hidden_iterations(prefill: float, three: float, one: float) -> int:
+def hidden_iterations(prefill: float, first: float, iteration: float) -> int:
     """Iterations of k-means on the host that take no longer than reading the prompt.
 
         T = clip((t_prefill - t_3) / t_1 + 3, 3, 300)
 
     Args:
         prefill: seconds in which the accelerator reads the prompt.
-        three: seconds of a k-means of three iterations, set-up included.
-        one: seconds of one iteration more.
+        first: seconds of the first three iterations, set-up included.
+        iteration: seconds of each further iteration.
 
     Returns:
         A whole number from 3 to 300.
@@ -171,13 +171,13 @@ def hidden_iterations(prefill: float, three: float, one: float) -> int:
     Source: the released code of PQCache; its times are regressions in the prompt's length.
 
     Example:
-        >>> hidden_iterations(prefill=2.0, three=0.5, one=0.1)
+        >>> hidden_iterations(prefill=2.0, first=0.5, iteration=0.1)
         18
     """
-    for name, seconds in (("prefill", prefill), ("three", three)):
+    for name, seconds in (("prefill", prefill), ("first", first)):
         if seconds < 0:
             raise ValueError(f"{name} must be at least 0 seconds; got {seconds}.")
-    if not one > 0:
-        raise ValueError(f"one must be above 0 seconds; got {one}.")
-    wanted = (prefill - three) / one + LEAST_ITERATIONS
+    if not iteration > 0:
+        raise ValueError(f"iteration must be above 0 seconds; got {iteration}.")
+    wanted = (prefill - first) / iteration + LEAST_ITERATIONS
     return int(min(max(wanted, LEAST_ITERATIONS), MOST_ITERATIONS))

@@ -83,11 +83,11 @@ def ran(schedule: Schedule) -> str:
     wanted, slopes = jax.jit(jax.value_and_grad(whole))(weights, batch)
     pairs = zip(run.unplace(gradients), slopes, strict=True)
     apart = max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
-    sent = [one for one in collectives(compiled) if one.kind == "collective-permute"]
+    sent = [found for found in collectives(compiled) if found.kind == "collective-permute"]
     return (
         f"{schedule.name}: loss {float(loss):.4f}, on one device {float(wanted):.4f}; gradients "
         f"differ by {apart:.0e} of the largest. {run.program.length} ticks, "
-        f"{sum(one.count for one in sent)} permutes counted in the program for "
+        f"{sum(found.count for found in sent)} permutes counted in the program for "
         f"{run.program.messages} messages; places for {run.program.kept_slots[0]} activations."
     )
 
@@ -137,10 +137,10 @@ def _variant(
                 if 0 <= device - step < len(orders):
                     needs.append((kind, i, device - step))
                 if not by_order_alone:
-                    if any(one not in found for one in needs):
+                    if any(need not in found for need in needs):
                         break
                     now = max(
-                        [now] + [found[one] + (1 if one[2] == device else lag) for one in needs]
+                        [now] + [found[need] + (1 if need[2] == device else lag) for need in needs]
                     )
                 found[kind, i, device] = now
                 now += 1
@@ -161,7 +161,7 @@ def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
                 "ticks must return a dict with a tick for every (kind, microbatch, device)."
             )
         ends = [
-            [1 + max(times[one] for one in wanted if one[2] == device) for device in
+            [1 + max(times[task] for task in wanted if task[2] == device) for device in
              range(schedule.devices)]
             for times in (got, wanted)
         ]  # fmt: skip
@@ -183,7 +183,7 @@ def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
                 raise WrongAnswer(reason, drawn)
         if {task: tick - 1 for task, tick in got.items()} == wanted:
             raise WrongAnswer("Ticks are counted from 0.", drawn)
-        task = min((one for one in wanted if got[one] != wanted[one]), key=lambda one: wanted[one])
+        task = min((task for task in wanted if got[task] != wanted[task]), key=wanted.__getitem__)
         kind, i, device = task
         raise WrongAnswer(
             f"{kind}{i} on device {device} is in tick {wanted[task]}, not in {got[task]}.", drawn
@@ -205,7 +205,7 @@ def _judge_places(places: Callable[..., Any]) -> tuple[str, Draw]:
         return "Right: 1F1B needs as many as there are devices behind, whatever it is fed.", drawn
     if got == [9.0] * len(got):
         raise WrongAnswer("That is every microbatch; a backward frees a place.", drawn)
-    if got == [one - 1 for one in wanted]:
+    if got == [most - 1 for most in wanted]:
         raise WrongAnswer(
             "One too few: the place is free after the backward, not when it starts.", drawn
         )

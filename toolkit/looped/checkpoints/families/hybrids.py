@@ -90,7 +90,7 @@ def _falcon_h1(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _falcon_factors(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What multiplies activations there is multiplied into the weights before them."""
-    one = {name: settings.get(name) or 1.0 for name in _FALCON_ONE}
+    factor = {name: settings.get(name) or 1.0 for name in _FALCON_ONE}
     gate, down = settings.get("mlp_multipliers") or (1.0, 1.0)
     own = _falcon_h1(dict(settings))
     inner = own["mamba_n_heads"] * own["mamba_d_head"]
@@ -99,13 +99,13 @@ def _falcon_factors(settings: Mapping[str, Any]) -> dict[str, Any]:
         settings.get("ssm_multipliers") or (1.0,) * 5,
         [inner, inner, keys, keys, own["mamba_n_heads"]],
     )
-    into = one["attention_in_multiplier"]
+    into = factor["attention_in_multiplier"]
     return {
-        r"\.mamba\.in_proj\.weight$": rows * one["ssm_in_multiplier"],
-        r"\.mamba\.out_proj\.weight$": one["ssm_out_multiplier"],
+        r"\.mamba\.in_proj\.weight$": rows * factor["ssm_in_multiplier"],
+        r"\.mamba\.out_proj\.weight$": factor["ssm_out_multiplier"],
         r"\.self_attn\.[qv]_proj\.weight$": into,
-        r"\.self_attn\.k_proj\.weight$": into * one["key_multiplier"],
-        r"\.self_attn\.o_proj\.weight$": one["attention_out_multiplier"],
+        r"\.self_attn\.k_proj\.weight$": into * factor["key_multiplier"],
+        r"\.self_attn\.o_proj\.weight$": factor["attention_out_multiplier"],
         r"\.feed_forward\.gate_proj\.weight$": gate,
         r"\.feed_forward\.down_proj\.weight$": down,
     }
