@@ -98,7 +98,7 @@ EVERY_WORD = FIRST, *OTHERS = [
     "gdn mamba2 kda hgrn2",
     "delta comba gdn2 delta_product",
     "full window mla nsa dsa moba",
-    "nope conv lightning hybrid",
+    "nope conv channel_mix lightning hybrid",
     "fox path efla mesa pkda log_mamba2 log_gdn mamba3",
 ]
 

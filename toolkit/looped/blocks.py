@@ -60,6 +60,7 @@ class Block(nnx.Module):
         width, dtype = config.width, config.compute_dtype
         how: dict[str, Any] = {"depth": depth} if LAYERS[word].has_depth else {}
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs, **how), config.ladder_residual
+        self.word, self.shares_inputs = word, self.mixer.shares_inputs
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
         is_softmax = self.mixer.word in ("full", "window", "nope")
 
@@ -99,22 +100,25 @@ class Block(nnx.Module):
         behind: Array | None = None,
         positions: Int[Array, "batch time"] | None = None,
         return_routing: bool = False,
+        **shared: Array,
     ) -> tuple[Any, Any]:
         """Process a whole sequence; also returns its cache, or None if there was none.
 
         With `ladder_residual`, `behind` is the stream that the mixer reads, and a pair of streams
         is returned. With `return_routing` the router's statistics take the place of the cache.
+        `shared` is what `shared_inputs` of an earlier block returned.
         """
         if cache is None and is_streaming():
             if return_routing:
                 raise ValueError("block_chunks: not available with return_routing; wanted 1")
-            if behind is not None or segment_ids is not None or positions is not None:
+            if behind is not None or segment_ids is not None or positions is not None or shared:
                 what = "packed documents" if behind is None else "ladder_residual"
                 what = what if positions is None else "recursion"
+                what = "rwkv7.value_residual" if shared else what
                 raise ValueError(f"block_chunks: not available for {what}; wanted 1")
             return stream_block(self, h, window=window), None
         read = h if behind is None else behind
-        how = {"segment_ids": segment_ids, "positions": positions}
+        how = {"segment_ids": segment_ids, "positions": positions, **shared}
         mixed, cache = self.mix(read, cache=cache, window=window, **how)
         out, routing = self._finish(h, mixed, is_ladder=behind is not None)
         if return_routing:
@@ -171,11 +175,18 @@ class Block(nnx.Module):
         cache: Any = None,
         window: int | None = None,
         positions: Int[Array, "batch time"] | None = None,
+        **shared: Array,
     ) -> tuple[Float[Array, "batch time width"], Any]:
         """The first half: the mixer's output, and the cache after it."""
         read, how = self.mixer_input(h), _only_if_given(window)
         how |= {} if positions is None else {"positions": positions}
-        return self.mixer(read, segment_ids=segment_ids, cache=cache, **how)
+        return self.mixer(read, segment_ids=segment_ids, cache=cache, **how, **shared)
+
+    def shared_inputs(self, h: Any, cache: Any, segment_ids: Any) -> dict[str, Array]:
+        """What this block's mixer makes of the stream for itself and for later blocks."""
+        read = self.mixer_input(h)
+        read = read[:, None] if read.ndim == 2 else read
+        return self.mixer.shared_inputs(read, cache, segment_ids)
 
     def step(
         self,
@@ -184,10 +195,11 @@ class Block(nnx.Module):
         *,
         window: int | None = None,
         behind: Array | None = None,
+        **shared: Array,
     ) -> tuple[Any, Any]:
         """Process one token; returns the cache with that token in it."""
         read = self.mixer_input(h if behind is None else behind)
-        mixed, cache = self.mixer.step(read, cache, **_only_if_given(window))
+        mixed, cache = self.mixer.step(read, cache, **_only_if_given(window), **shared)
         return self.finish(h, mixed, is_ladder=behind is not None), cache
 
     def finish(self, h: Array, mixed: Array, *, is_ladder: bool = False) -> Any:
@@ -270,7 +282,7 @@ def run_blocks(
     is_step = jax.tree.leaves(h)[0].ndim == 2
     none = (None,) * len(blocks)
     stack = list(zip(blocks, windows or none, caches or none, strict=True))
-    where = {"segment_ids": segment_ids, "positions": positions}
+    where: dict[str, Any] = {"segment_ids": segment_ids, "positions": positions}
     if len(blocks) and blocks[0].connections is not None:
         if not is_step and caches is None and is_streaming():
             raise ValueError("block_chunks: not available with streams of connections; wanted 1")
@@ -283,12 +295,16 @@ def run_blocks(
     else:
         is_ladder = bool(len(blocks)) and blocks[0].is_ladder
         start, behind = h, h if is_ladder else None
+        first, values = "", {}  # the word of layers that share inputs, and those
         how = {**where, "return_routing": return_routing}
         for layer, (block, window, cache) in enumerate(stack):
+            if block.shares_inputs:
+                first, values = block.word, block.shared_inputs(h, cache, segment_ids)
+            shared = values if block.word == first else {}
             if is_step:
-                h, other = block.step(h, cache, window=window, behind=behind)
+                h, other = block.step(h, cache, window=window, behind=behind, **shared)
             else:
-                h, other = block(h, cache=cache, window=window, behind=behind, **how)
+                h, other = block(h, cache=cache, window=window, behind=behind, **shared, **how)
             h, behind = h if is_ladder else (h, None)
             h, start = (h, start) if residual is None else residual(layer, h, start)
             others.append(other)

@@ -99,6 +99,7 @@ class LoopedConfig(LayerConfig):
             learnt much sooner; the head should then be a separate table.
         tied_embedding: the output head is the embedding transposed, not a table of its own.
         embedding_scale: factor of the embedded tokens, width^1/2 in Gemma.
+        embedding_norm: a norm of the embedded tokens, as in RWKV.
         residual_scale: factor of what a sub-layer adds to the stream, as in Granite.
         stream_scale: factor of the stream to which a sub-layer adds, as in MiniMax.
         head_scale: factor of the logits.
@@ -161,6 +162,7 @@ class LoopedConfig(LayerConfig):
     embedding_std: float | None = None
     tied_embedding: bool = True
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
     residual_scale: float = 1.0
     stream_scale: float = 1.0
     head_scale: float = 1.0

@@ -63,15 +63,17 @@ def norm_layer(kind: NormKind, size: int, *, epsilon: float, dtype: Any, rngs: n
 
 
 class Embedding(nnx.Embed):
-    """A table of tokens whose rows are multiplied by `scale` when they are looked up."""
+    """A table of tokens whose rows are multiplied by `scale` when they are looked up, and then
+    normalised if there is a `norm`."""
 
-    def __init__(self, *sizes: int, scale: float, **how: Any):
+    def __init__(self, *sizes: int, scale: float, norm: Any = None, **how: Any):
         super().__init__(*sizes, **how)
-        self.scale = scale
+        self.scale, self.norm = scale, nnx.data(norm)
 
     def __call__(self, inputs: Int[Array, "..."]) -> Float[Array, "... width"]:
         out = super().__call__(inputs)
-        return out if self.scale == 1 else out * jnp.asarray(self.scale, out.dtype)
+        out = out if self.scale == 1 else out * jnp.asarray(self.scale, out.dtype)
+        return out if self.norm is None else self.norm(out)
 
 
 def read_out(

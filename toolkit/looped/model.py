@@ -72,9 +72,10 @@ class LoopedLM(nnx.Module):
         draw = nnx.initializers.normal
         table = draw(config.embedding_std or width**-0.5)
         sizes, how = (config.vocabulary, width), {"dtype": dtype, "rngs": rngs}
-        self.embedding = Embedding(
-            *sizes, scale=config.embedding_scale, embedding_init=table, **how
-        )
+        of_norm = {"epsilon": config.norm_epsilon, **how}
+        norm = norm_layer(config.norm, width, **of_norm) if config.embedding_norm else None
+        own = {"scale": config.embedding_scale, "norm": norm, "embedding_init": table}
+        self.embedding = Embedding(*sizes, **own, **how)
         words = iter(config.feed_forward_words)
         prelude, looped, coda = (
             [(layer, next(words)) for layer in layers]
@@ -96,7 +97,7 @@ class LoopedLM(nnx.Module):
         self.rho = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
         )
-        self.norm = norm_layer(config.norm, width, epsilon=config.norm_epsilon, **how)
+        self.norm = norm_layer(config.norm, width, **of_norm)
         self.prelude = stack(prelude, "prelude")
         self.coda = stack(coda, "coda")
         self.loop_embedding = (

@@ -40,9 +40,11 @@ def parameter_count(config: LoopedConfig) -> int:
     width = config.width
     each = (2 if config.norm == "layer" else 1) * width  # of a norm
     norms = 2 * config.pre_norm - config.shared_norm + 2 * config.sandwich_norm
+    stacks = (config.prelude_layers, config.layers, config.coda_layers)
+    places = Counter((word, place > 0) for stack in stacks for place, word in enumerate(stack))
     blocks = sum(
-        count * (layer_parameters(word, config) + norms * each)
-        for word, count in Counter(_all_layers(config)).items()
+        count * (layer_parameters(word, config, is_first=not later) + norms * each)
+        for (word, later), count in places.items()
     )
     blocks += sum(_fed(config, config.feed_forward_words, is_active=False))
     without = config.pre_norm - config.shared_norm + config.sandwich_norm
@@ -54,7 +56,7 @@ def parameter_count(config: LoopedConfig) -> int:
     exit_gate = width + 1 if config.exit_gate else 0
     groups = -(-len(config.layers) // config.residual_group) if config.residual_group else 0
     tables = (1 if config.tied_embedding else 2) * config.vocabulary * width
-    tables += config.head_bias * config.vocabulary
+    tables += config.head_bias * config.vocabulary + config.embedding_norm * each
     return tables + blocks + each + per_loop + adapter + exit_gate + groups + _connections(config)
 
 
@@ -77,8 +79,8 @@ def _connections(config: LoopedConfig) -> int:
     return (layers + fed) * width + gates
 
 
-def layer_parameters(word: str, config: LoopedConfig) -> int:
-    """Number of trained parameters of one token-mixing layer."""
+def layer_parameters(word: str, config: LoopedConfig, *, is_first: bool = True) -> int:
+    """Number of trained parameters of one token-mixing layer, the first of its stack or not."""
     # The layer does not depend on these, so one trace serves all their values.
     sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
     elsewhere: dict[str, Any] = {
@@ -87,12 +89,15 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
         "coda": "",
         "feed_forwards": "swiglu",
     }
-    for name in ("norm_before_coda", "coda_projection", "prelude_norm", "raw_sources"):
+    for name in (
+        "norm_before_coda", "coda_projection", "prelude_norm", "raw_sources", "embedding_norm"
+    ):  # fmt: skip
         elsewhere[name] = False
     elsewhere |= {"streams": None, "attention_residual": None, "message_rank": None}
     elsewhere["recursion"] = None
     options = {name: own for name, own in config.options.items() if name not in FEED_FORWARDS}
-    return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere, options=options))
+    config = dataclasses.replace(config, **sizes, **elsewhere, options=options)
+    return _traced_parameters(config, is_first or not LAYERS[word].has_depth)
 
 
 def token_flops(config: LoopedConfig, context: int) -> int:
@@ -102,8 +107,9 @@ def token_flops(config: LoopedConfig, context: int) -> int:
     """
     total = 2 * config.vocabulary * config.width
     words = config.feed_forward_words[len(config.prelude_layers) :][: len(config.layers)]
-    for word, fed in zip(config.layers, _fed(config, words, is_active=True), strict=True):
-        matrices = layer_parameters(word, config) + fed
+    pairs = zip(config.layers, _fed(config, words, is_active=True), strict=True)
+    for place, (word, fed) in enumerate(pairs):
+        matrices = layer_parameters(word, config, is_first=not place) + fed
         total += config.loops * (2 * matrices + _mixing_flops(word, config, context))
     return total
 
@@ -141,7 +147,7 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
         return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
     if word == "hybrid":
         return sum(_mixing_flops(part, config, context) for part in ("full", "mamba2"))
-    if word == "conv":
+    if word in ("conv", "channel_mix"):
         return 2 * (own.key_size + 1) * config.width
     if word in ("full", "window", "nope"):
         heads, _, size = own
@@ -158,8 +164,9 @@ def _all_layers(config):
 
 
 @functools.lru_cache(maxsize=1024)
-def _traced_parameters(config):
-    layer = nnx.eval_shape(lambda: LAYERS[config.pattern](config, rngs=nnx.Rngs(0)))
+def _traced_parameters(config, is_first):
+    how = {} if is_first else {"depth": (1, 2)}
+    layer = nnx.eval_shape(lambda: LAYERS[config.pattern](config, rngs=nnx.Rngs(0), **how))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(layer, nnx.Param)))
 
 

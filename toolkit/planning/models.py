@@ -195,6 +195,7 @@ def _check_config(config: LoopedConfig) -> None:
         "carry_norm",
         "stream_scale",
         "norm",
+        "embedding_norm",
         "embedding_scale",
         "residual_scale",
         "head_scale",
@@ -204,7 +205,7 @@ def _check_config(config: LoopedConfig) -> None:
                 f"model: {name}={getattr(config, name)!r} is not modelled; want "
                 f"{getattr(LoopedConfig, name)!r}"
             )
-    other = sorted({"nope", "conv", "hybrid", "lightning"} & {*config.layers})
+    other = sorted({"nope", "conv", "channel_mix", "hybrid", "lightning"} & {*config.layers})
     if other or config.swiglu != type(config.swiglu)():
         named = f"the layer {other[0]!r}" if other else "options of swiglu"
         raise ValueError(f"model: {named} are not modelled; want 'full' layers and plain SwiGLUs")

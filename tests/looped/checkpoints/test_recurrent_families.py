@@ -325,7 +325,7 @@ def test_what_a_family_does_not_know_is_refused(name, settings, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("style", ["rwkv7", "bloom"])
+@pytest.mark.parametrize("style", ["apertus", "bloom"])
 def test_families_that_are_not_read_say_why(style, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": style}))
     save_file({"a.weight": torch.ones(1)}, tmp_path / "model.safetensors")

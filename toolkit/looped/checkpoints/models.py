@@ -46,6 +46,8 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         return [family.norm(f"{ours}.scale", f"{theirs}.weight"), *bias]
 
     ends = (as_it_is("embedding.embedding", "embed_tokens.weight"), *norm("norm", "norm"))
+    if config.embedding_norm:
+        ends += tuple(norm("embedding.norm", "layers.0.pre_norm"))
     if config.exit_gate:
         ends += (
             projection("exit_gate", "early_exit_gate.weight"),
@@ -60,10 +62,13 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         "feed_forward_end_norm": config.sandwich_norm,
     }
 
-    def norms(fed: str) -> tuple[WeightRule, ...]:
+    def norms(fed: str, layer: int) -> tuple[WeightRule, ...]:
         own = [name for name, is_there in there.items() if is_there]
         own = [name for name in own if fed != "none" or name.startswith("mixer")]
-        return tuple(rule for ours in own for rule in norm(ours, family.norms[ours]))
+        theirs = dict(family.norms)
+        if layer % family.per_layer:
+            theirs["mixer_norm"] = theirs["feed_forward_norm"]
+        return tuple(rule for ours in own for rule in norm(ours, theirs[ours]))
 
     found = [Part("", prefix, ends)]
     if not config.tied_embedding:
@@ -74,7 +79,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
     words, number = iter(config.feed_forward_words), 0
     for stack, layer, word in ((s, n, w) for s, own in stacks.items() for n, w in enumerate(own)):
         fed, place = next(words), f"{stack}.{layer}"
-        here = f"{prefix}{place}.".replace("blocks", "layers")
+        here = f"{prefix}{stack}.{layer // family.per_layer}.".replace("blocks", "layers")
         beside = here
         if family.is_flat:
             here, beside = f"{prefix}layers.{number}.", f"{prefix}layers.{number + 1}."
@@ -84,8 +89,8 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         rules = () if fed in ("moe", "none") else _dense(family, fed, config, folder)
         if fed == "moe" and family.router is not None:
             rules = mixture_rules(family.router, config.moe, here, names)
-        mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))
-        own = norms(fed)
+        mixer = tuple(rule for rule in styles[word] if _has(config, word, rule, layer))
+        own = norms(fed, layer)
         fed_norms = tuple(r for r in own if beside != here and r.ours[0].startswith("feed"))
         found.append(Part(place, here, tuple(rule for rule in own if rule not in fed_norms)))
         found.append(Part(place, beside, fed_norms))
@@ -123,9 +128,11 @@ def _spelled(part: Part, names: Mapping[str, str], there: Collection[str]) -> Pa
     return Part(part.module, "", tuple(rules))
 
 
-def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
-    """Whether softmax layers have the parameters of an optional rule."""
+def _has(config: LoopedConfig, word: str, rule: WeightRule, layer: int) -> bool:
+    """Whether a layer has the parameters of an optional rule."""
     options, name = getattr(config, word), rule.ours[0]
+    if word == "rwkv7":
+        return not name.startswith("value_mix") or (options.value_residual and layer > 0)
     if word == "conv":
         return options.biases or not name.endswith(".bias")
     if word == "hybrid":

@@ -105,6 +105,20 @@ MAMBA2 = (
     *_DECAY,
 )
 
+_SHIFTS = {"query": "r", "decay": "w", "key": "k", "value": "v", "rate": "a", "gate": "g"}
+_LOW_RANK = {"decay": "w", "rate": "a", "value_mix": "v", "gate": "g"}
+"""RWKV-7's maps of low rank and their letters; the gate's has no bias."""
+
+_RWKV7 = (
+    *(
+        vector(f"shift_{ours}", f"x_{letter}")._replace(stored=(1, 1, -1))
+        for ours, letter in _SHIFTS.items()
+    ),
+    vector("removal_scale", "k_k"),
+    vector("replacement", "k_a"),
+    vector("bonus", "r_k")._replace(stored=lambda layer: (layer.sizes.heads, layer.sizes.key_size)),
+)
+
 STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
     "deepseek_v2_lite": {"mla": (projection("query_up", "q_proj.weight"), *_LATENT)},
     "deepseek_v3": {
@@ -169,29 +183,49 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
     },
     "rwkv7": {
         "rwkv7": (
+            *_RWKV7,
             projection("query", "receptance.weight"),
             projection("key", "key.weight"),
             projection("value", "value.weight"),
             projection("output", "output.weight"),
-            vector("shift_query", "x_r"),
-            vector("shift_decay", "x_w"),
-            vector("shift_key", "x_k"),
-            vector("shift_value", "x_v"),
-            vector("shift_rate", "x_a"),
-            vector("shift_gate", "x_g"),
-            vector("decay.bias", "w0"),
-            as_it_is("decay.down.kernel", "w1"),
-            as_it_is("decay.up.kernel", "w2"),
-            vector("rate.bias", "a0"),
-            as_it_is("rate.down.kernel", "a1"),
-            as_it_is("rate.up.kernel", "a2"),
-            as_it_is("gate.down.kernel", "g1"),
-            as_it_is("gate.up.kernel", "g2"),
-            vector("removal_scale", "k_k"),
-            vector("replacement", "k_a"),
-            vector("bonus", "r_k"),
+            *(
+                rule
+                for ours, letter in _LOW_RANK.items()
+                for rule in (
+                    as_it_is(f"{ours}.down.kernel", f"{letter}1"),
+                    as_it_is(f"{ours}.up.kernel", f"{letter}2"),
+                    vector(f"{ours}.bias", f"{letter}0"),
+                )
+                if ours != "gate" or rule.ours[0] != "gate.bias"
+            ),
             vector("norm.scale", "ln_x.weight"),
             vector("norm.bias", "ln_x.bias"),
+        ),
+    },
+    "rwkv7_of_fla": {
+        "rwkv7": (
+            *_RWKV7,
+            projection("query", "r_proj.weight"),
+            projection("key", "k_proj.weight"),
+            projection("value", "v_proj.weight"),
+            projection("output", "o_proj.weight"),
+            *(
+                rule
+                for ours, letter in _LOW_RANK.items()
+                for rule in (
+                    projection(f"{ours}.down", f"{letter}_lora.lora.0.weight"),
+                    projection(f"{ours}.up", f"{letter}_lora.lora.2.weight"),
+                    vector(f"{ours}.bias", f"{letter}_lora.lora.2.bias"),
+                )
+                if ours != "gate" or rule.ours[0] != "gate.bias"
+            ),
+            vector("norm.scale", "g_norm.weight"),
+            vector("norm.bias", "g_norm.bias"),
+        ),
+        "channel_mix": (
+            vector("shift", "x_k"),
+            projection("up", "key.weight"),
+            projection("down", "value.weight"),
         ),
     },
     "lfm2": {
@@ -241,4 +275,4 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
 }
 """Rules by style and the layer's word: every tensor and every parameter of the layer, once. A style
 has the name that Hugging Face transformers gives the architecture; "rwkv7" has the names of the
-authors' own files ("blocks.0.att.")."""
+authors' own files ("blocks.0.att."), "rwkv7_of_fla" those of flash-linear-attention."""

@@ -60,6 +60,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "Qwen3_5",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
+    "rwkv7": "RWKV7",
     "seed_oss": "SeedOss",
     "smollm3": "SmolLM3",
     "stablelm": "StableLm",

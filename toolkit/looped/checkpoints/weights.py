@@ -77,7 +77,7 @@ def _rules(layer, style):
     return [
         rule
         for rule in rules[layer.word]
-        if style not in (*FLEXIBLE, "lfm2")
+        if style not in (*FLEXIBLE, "lfm2", "rwkv7")
         or all(part_of(layer, path) is not None for path in rule.ours)
     ]
 

@@ -28,17 +28,17 @@ sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and th
 sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
 linear/recurrent.py         RecurrentLayer: what all of the following share, and their cache
 linear/gates.py             decays, time steps, low-rank maps and norms that several use
-linear/convolution.py       ConvolutionLayer: a short convolution between gates, as in LFM2; and
-                            the short convolution in front of several
+linear/convolution.py       LookBackLayer: what reads a few tokens; ConvolutionLayer, a short
+                            convolution between gates, as in LFM2; the one in front of several
 linear/linear_attention.py  linear attention, retention, gated linear attention, HGRN2
 linear/lightning.py         MiniMax's lightning attention
 linear/mamba2.py            Mamba-2
 linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
 linear/error_free.py        error-free linear attention
-linear/delta/comba.py             Comba
+linear/comba.py             Comba
 linear/kimi.py              Kimi Delta Attention
-linear/delta/gated_delta_net_2.py Gated DeltaNet-2
-linear/delta/rwkv7.py             RWKV-7
+linear/gated_delta_net_2.py Gated DeltaNet-2
+linear/rwkv7.py             RWKV-7's time mixing and channel mixing
 linear/mamba3.py            Mamba-3
 linear/log_linear.py        log-linear Mamba-2 and Gated DeltaNet
 linear/mesa.py              MesaNet
@@ -78,8 +78,9 @@ LAYERS: Registry[Any] = Registry(
     for pair in _layers(package, list(path))
 )
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
-"mla", whose mixer takes the residual stream, "nope", which is "full" without positions, "conv",
-"lightning", which is computed by another's mixer, and "hybrid", which has two."""
+"mla", whose mixer takes the residual stream, "nope", which is "full" without positions, "conv" and
+"channel_mix", which look back a few tokens, "lightning", which is computed by another's mixer, and
+"hybrid", which has two."""
 
 
 @checked

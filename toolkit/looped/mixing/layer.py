@@ -105,6 +105,7 @@ class MixingLayer(ConfiguredLayer):
         can_cut_time: whether it can mix sequences sharded over devices.
         has_depth: whether it is made with `depth`, its number in the stack and the number of all.
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
+        shares_inputs: whether later layers of its stack read its `shared_inputs`.
     """
 
     mixer: ClassVar[str] = ""
@@ -112,11 +113,17 @@ class MixingLayer(ConfiguredLayer):
     starts_from_attention: ClassVar[bool] = False
     has_depth: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
+    shares_inputs: bool = False
 
     @classmethod
     def window_of(cls, config: LayerConfig) -> int | None:
         """Tokens a query sees; None for all."""
         return None
+
+    def shared_inputs(self, x: Any, cache: Any, segment_ids: Any) -> dict[str, Array]:
+        """What a layer makes of its input [batch, time, width] for itself and for all after it in
+        its stack: further arguments of their calls and steps."""
+        raise NotImplementedError(f"{self.word!r} layers share nothing")
 
     def rows(self, x: Any, lo: int, *, window: int | None = None) -> Any:
         """The outputs from token `lo` on, for layers with `has_rows`."""

@@ -18,7 +18,7 @@ class Role(NamedTuple):
     reason: str
 
 
-_OF_HEADS = "query|key|value|gate|decay|write|erase|forget|rate"
+_OF_HEADS = "query|key|value|value_mix|gate|decay|write|erase|forget|rate"
 _PER_HEAD = "log_rate|step_bias|skip|correction|feedback|bonus|removal_scale|replacement"
 
 # The first match counts; parameters without a match are replicated.
@@ -39,10 +39,16 @@ ROLES = (
     Role(rf"mixer/({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
     Role(r"mixer/(query|key|value)/bias$|mixer/sinks$", 0, "its own heads each"),
     Role(r"mixer/output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
-    Role(rf"mixer/({_PER_HEAD}|(decay|rate)/bias)$", 0, "its own heads each"),
-    Role(r"feed_forward/(gate|up)/kernel$", 1, "columns: a part of the hidden size each"),
+    Role(rf"mixer/({_PER_HEAD}|(decay|rate|value_mix)/bias)$", 0, "its own heads each"),
+    Role(
+        r"feed_forward/(gate|up)/kernel$|mixer/up/kernel$",
+        1,
+        "columns: a part of the hidden size each",
+    ),
     Role(r"feed_forward/(gate|up)/bias$", 0, "a part of the hidden size each"),
-    Role(r"feed_forward/down/kernel$", 0, "rows: contracts the hidden size, one all-reduce"),
+    Role(
+        r"(feed_forward|mixer)/down/kernel$", 0, "rows: contracts the hidden size, one all-reduce"
+    ),
 )
 
 

@@ -52,6 +52,8 @@ class Family(NamedTuple):
         fed: the word of its dense feed-forward layers.
         is_fused: whether gate and up are one tensor.
         is_flat: whether mixers and feed-forward layers are counted as layers of their own.
+        per_layer: how many blocks of ours are one layer; the second has the norm of a feed-forward
+            layer.
         names: patterns of our names for tensors, and what replaces them, in this order.
         prefix: prefix of all tensors but the head's.
         older: older names of settings.
@@ -81,6 +83,7 @@ class Family(NamedTuple):
     fed: str = "swiglu"
     is_fused: bool = False
     is_flat: bool = False
+    per_layer: int = 1
     names: Mapping[str, str] = {}
     prefix: str = "model."
     older: Mapping[str, str] = {}

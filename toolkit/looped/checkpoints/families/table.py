@@ -12,6 +12,7 @@ from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
 from toolkit.looped.checkpoints.families.family import Family
 from toolkit.looped.checkpoints.families.huginn import HUGINN
 from toolkit.looped.checkpoints.families.recurrent import RECURRENT
+from toolkit.looped.checkpoints.families.rwkv7 import RWKV7
 from toolkit.looped.checkpoints.rules import from_zero
 
 PREFIXES = {
@@ -25,6 +26,8 @@ PREFIXES = {
     "conv": "conv.",
     "hybrid": "",
     "lightning": "self_attn.",
+    "rwkv7": "attn.",
+    "channel_mix": "ffn.",
 }
 """Prefix of the mixer's tensors in a layer."""
 
@@ -98,6 +101,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Family("qwen3_next", from_zero, switches=_QWEN, period=4, router="qwen3_next"),
     "qwen3_5": Family("qwen3_5", from_zero, switches=_QWEN, period=4),
     "qwen3_5_text": Family("qwen3_5", from_zero, switches=_QWEN, period=4),
+    "rwkv7": RWKV7,
     **dict.fromkeys(
         ("qwen3_5_moe", "qwen3_5_moe_text"),
         Family("qwen3_5", from_zero, switches=_QWEN, period=4, router="qwen3_5_moe"),
@@ -121,6 +125,5 @@ NOT_READ = {
     "opt": "its positions are a learned table",
     "persimmon": "its queries and keys have layer norms",
     "qwen2_moe": "its router has no row in `toolkit.experts.ROUTERS`",
-    "rwkv7": "its feed-forward layers read the token before, and its values the first layer",
 }
 """Families that were looked at and are not read, and why."""

@@ -71,7 +71,58 @@ class ConvolutionOptions(LayerOptions):
     biases: bool = False
 
 
-class ConvolutionLayer(MixingLayer):
+class LookBackLayer(MixingLayer):
+    """A layer whose cache is its last few inputs.
+
+    Subclasses define `tail_shape` and `mix`.
+    """
+
+    is_recurrent: ClassVar[bool] = True
+    can_cut_time: ClassVar[bool] = True
+
+    @classmethod
+    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
+        """Channels in as many groups as the model has heads; they are independent."""
+        taps, channels = cls.tail_shape(config)
+        return RecurrentSizes(config.heads, config.heads, taps + 1, channels // config.heads)
+
+    @classmethod
+    def tail_shape(cls, config: LayerConfig) -> tuple[int, int]:
+        """Tokens and channels of the cache."""
+        raise NotImplementedError
+
+    @classmethod
+    def empty_cache(cls, config: LayerConfig, batch: int, capacity: int) -> RecurrentCache:
+        """Zeros for the inputs before the first; the capacity does not matter."""
+        shape = (batch, *cls.tail_shape(config))
+        return RecurrentCache(None, jnp.zeros(shape, config.compute_dtype))
+
+    def mix(
+        self, x: Float[Array, "batch time width"], tail: Any, segment_ids: Any
+    ) -> tuple[Float[Array, "batch time width"], Any]:
+        """The outputs and the new tail; `tail` is None before the first token."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        x: Float[Array, "batch time width"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+        cache: RecurrentCache | None = None,
+    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
+        """Mix a sequence; with a cache it continues from the cache's inputs."""
+        y, tail = self.mix(x, None if cache is None else cache.tail, segment_ids)
+        return y, None if cache is None else RecurrentCache(None, tail)
+
+    def step(
+        self, x_t: Float[Array, "batch width"], cache: RecurrentCache
+    ) -> tuple[Float[Array, "batch width"], RecurrentCache]:
+        """Mix one token."""
+        y, tail = self.mix(x_t[:, None], cache.tail, None)
+        return y[:, 0], RecurrentCache(None, tail)
+
+
+class ConvolutionLayer(LookBackLayer):
     """A short convolution between two gates, which looks back over its taps and no further.
 
         [b, c, v] = x W_in;   y = ( c * conv(b * v) ) W_o
@@ -81,8 +132,6 @@ class ConvolutionLayer(MixingLayer):
 
     word: ClassVar[str] = "conv"
     Options: ClassVar[type[LayerOptions]] = ConvolutionOptions
-    is_recurrent: ClassVar[bool] = True
-    can_cut_time: ClassVar[bool] = True
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, options = config.width, config.compute_dtype, self.options_of(config)
@@ -94,33 +143,10 @@ class ConvolutionLayer(MixingLayer):
         self.sizes = self.sizes_of(config)
 
     @classmethod
-    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
-        """Channels in as many groups as the model has heads; they are independent."""
-        taps = cls.options_of(config).convolution_size
-        return RecurrentSizes(config.heads, config.heads, taps, config.width // config.heads)
+    def tail_shape(cls, config: LayerConfig) -> tuple[int, int]:
+        return cls.options_of(config).convolution_size - 1, config.width
 
-    @classmethod
-    def empty_cache(cls, config: LayerConfig, batch: int, capacity: int) -> RecurrentCache:
-        """Zeros for the inputs before the first; the capacity does not matter."""
-        past = cls.options_of(config).convolution_size - 1
-        return RecurrentCache(None, jnp.zeros((batch, past, config.width), config.compute_dtype))
-
-    def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: RecurrentCache | None = None,
-    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
-        """Mix a sequence; with a cache it continues from the cache's inputs."""
+    def mix(self, x, tail, segment_ids):
         before, after, v = jnp.split(self.input(x), 3, axis=-1)
-        past = None if cache is None else cache.tail
-        mixed, tail = self.convolution(before * v, tail=past, segment_ids=segment_ids)
-        return self.output(after * mixed), None if cache is None else RecurrentCache(None, tail)
-
-    def step(
-        self, x_t: Float[Array, "batch width"], cache: RecurrentCache
-    ) -> tuple[Float[Array, "batch width"], RecurrentCache]:
-        """Mix one token."""
-        y, new = self(x_t[:, None], cache=cache)
-        return y[:, 0], RecurrentCache(None, new.tail if new else None)
+        mixed, tail = self.convolution(before * v, tail=tail, segment_ids=segment_ids)
+        return self.output(after * mixed), tail

@@ -191,8 +191,10 @@ class RecurrentLayer(MixingLayer):
         x: Float[Array, "batch time width"],
         past: RecurrentCache | None,
         segment_ids: Int[Array, "batch time"] | None,
+        **shared: Array,
     ) -> Projection:
-        """The mixer's inputs; `past` is the tail of what came before x, if any."""
+        """The mixer's inputs; `past` is the tail of what came before x, if any. `shared` is what
+        `shared_inputs` of an earlier layer returned."""
         raise NotImplementedError
 
     def finish(
@@ -210,9 +212,10 @@ class RecurrentLayer(MixingLayer):
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         cache: RecurrentCache | None = None,
+        **shared: Array,
     ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
         """Mix a sequence; with a cache it continues from the cache's state."""
-        inputs, tail, aside = self.project(x, cache, segment_ids)
+        inputs, tail, aside = self.project(x, cache, segment_ids, **shared)
         start = None if cache is None else cache.state
         past = {"segment_ids": segment_ids, "initial_state": start}
         out, state = sequence_mixer(self.mixer or self.word, inputs, **past)
@@ -225,11 +228,11 @@ class RecurrentLayer(MixingLayer):
         return y, RecurrentCache(state, tail, length)
 
     def step(
-        self, x_t: Float[Array, "batch width"], cache: RecurrentCache
+        self, x_t: Float[Array, "batch width"], cache: RecurrentCache, **shared: Array
     ) -> tuple[Float[Array, "batch width"], RecurrentCache]:
         """Mix one token, which reads and writes the state once."""
         x = x_t[:, None]
-        inputs, tail, aside = self.project(x, cache, None)
+        inputs, tail, aside = self.project(x, cache, None, **shared)
         step = MIXERS[self.mixer or self.word].step
         out_t, state = step(*(a[:, 0] for a in inputs), cache.state)
         length = None if cache.length is None else cache.length + 1
