@@ -124,8 +124,13 @@ def blame(
     """Find avoidable collectives and try to remove each.
 
     A change affects the sharding of an argument (with its optimiser moments and corresponding
-    results), of a result, or of a constraint in the program. No change may increase the memory held
-    per device, as replicating everything would remove all communication.
+    results), of a result, or of a constraint in the program, or the reshapes that make
+    microbatches, which then consist of other rows. No change may increase the memory held per
+    device, as replicating everything would remove all communication.
+
+    Arguments on explicit axes are traced under `jax.set_mesh`. What the program decides by
+    `jax.sharding.reshard` or `out_sharding` counts as a constraint, and its results have the
+    shardings of their types unless `results` gives others.
 
     Args:
         function: the function to compile, such as a train step, not jitted.

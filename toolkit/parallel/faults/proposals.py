@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from toolkit.parallel.axes import axes_of
 from toolkit.parallel.causes.cause import ExplainedCollective
 from toolkit.parallel.dataflow.flow import PARTIAL, Flow, Machine, source_of, spec_of
+from toolkit.parallel.faults.microbatches import reordered
 from toolkit.parallel.faults.variant import Variant, equations
 
 
@@ -30,8 +31,10 @@ class Proposal:
 
 
 def all_proposals(variant: Variant, machine: Machine) -> list[Proposal]:
-    """Every single change: an array with those that belong to it, a result, a constraint."""
-    changes = itertools.chain(_arrays(variant), _constraints(variant))
+    """Every single change: an array with those that belong to it, a result, a constraint, the
+    reshapes that make microbatches."""
+    reshapes = ((*one, False) for one in reordered(variant))
+    changes = itertools.chain(_arrays(variant), _constraints(variant), reshapes)
     return [
         Proposal(words, changed, changed.flow(machine), bytes_held(changed), is_aligned)
         for words, changed, is_aligned in changes

@@ -110,7 +110,9 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
                 if spec == before or shape[at] % pieces:
                     continue
                 if kind == "constraint":
-                    changed = changed.constrain(constraint_of(held[i]), spec)
+                    where = constraint_of(held[i])
+                    changed = changed.constrain(where, spec)
+                    named.append(f"what {where[0]} constrains {_code(spec)}")
                     continue
                 names = variant.names[i] if kind == "argument" else variant.result_names[i]
                 named.append(f"{'result ' * (kind == 'result')}{path_of(names)} {_code(spec)}")

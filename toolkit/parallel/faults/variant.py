@@ -4,6 +4,7 @@ Shardings of arguments, of results, and of constraints on intermediate arrays (b
 be changed.
 """
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from toolkit.parallel.causes.program_trace import compiled_with_own_lines
 from toolkit.parallel.dataflow.flow import Flow, Machine, cut_of, source_of
 from toolkit.parallel.dataflow.propagation import follow
+from toolkit.parallel.faults.explicit_axes import (
+    constraint,
+    has_explicit_axes,
+    on_auto_axes,
+    with_constraints,
+)
 
 Specs = tuple[PartitionSpec, ...]
 Constraint = tuple[str, tuple[int, ...], PartitionSpec]
@@ -34,6 +41,7 @@ class Variant:
         result_names, results: likewise for results; a spec of None lets the compiler choose.
         call: (program) -> a function of the original arguments.
         shapes: the original arguments as ShapeDtypeStructs.
+        is_converted: whether it was traced on explicit axes; `mesh` has auto axes.
     """
 
     program: ClosedJaxpr
@@ -44,6 +52,7 @@ class Variant:
     results: Specs | None
     call: Callable[[ClosedJaxpr], Callable]
     shapes: Any
+    is_converted: bool = False
 
     def compile(self) -> jax.stages.Compiled:
         """The program compiled by this backend."""
@@ -57,7 +66,8 @@ class Variant:
         if self.results is not None:
             options["out_shardings"] = [NamedSharding(self.mesh, spec) for spec in self.results]
         function = jax.jit(self.call(self.program), **options)
-        return compiled_with_own_lines(function.lower(*jax.tree.unflatten(tree, given)))
+        with jax.set_mesh(self.mesh) if self.is_converted else contextlib.nullcontext():
+            return compiled_with_own_lines(function.lower(*jax.tree.unflatten(tree, given)))
 
     def flow(self, machine: Machine) -> Flow:
         """The modelled cost of the program."""
@@ -97,7 +107,7 @@ class Variant:
                 else equation
             ]
 
-        return dataclasses.replace(self, program=_changed(self.program, change))
+        return dataclasses.replace(self, program=changed(self.program, change))
 
     def add_constraints(self, source: str, specs: dict[int, PartitionSpec]) -> "Variant":
         """The same program with the results of some equations, by `id`, constrained to specs."""
@@ -108,15 +118,10 @@ class Variant:
             outer = equation.outvars[0]
             inner = Var(outer.aval)
             sharding = NamedSharding(self.mesh, specs[id(equation)])
-            example = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-                jax.ShapeDtypeStruct(outer.aval.shape, outer.aval.dtype)
-            )
-            held = example.jaxpr.eqns[0].replace(
-                invars=[inner], outvars=[outer], source_info=equation.source_info
-            )
+            held = constraint(inner, outer, sharding, equation.source_info)
             return [equation.replace(outvars=[inner, *equation.outvars[1:]]), held]
 
-        return dataclasses.replace(self, program=_changed(self.program, change))
+        return dataclasses.replace(self, program=changed(self.program, change))
 
 
 def constraint_of(equation: Any) -> Constraint:
@@ -126,10 +131,16 @@ def constraint_of(equation: Any) -> Constraint:
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """Every equation of a program, including its sub-programs."""
+    for program in programs_of(jaxpr):
+        yield from program.eqns
+
+
+def programs_of(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """A program and all its sub-programs."""
+    yield jaxpr
     for equation in jaxpr.eqns:
-        yield equation
         for _, inner in _inner(equation):
-            yield from equations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+            yield from programs_of(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
 
 
 def _inner(equation: Any) -> Iterator[tuple[str, Any]]:
@@ -138,13 +149,14 @@ def _inner(equation: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _changed(program: Any, change: Callable[[Any], list[Any]]) -> Any:
+def changed(program: Any, change: Callable[[Any], list[Any]]) -> Any:
+    """The program with each equation, also in its sub-programs, replaced by `change` of it."""
     if not isinstance(program, Jaxpr):  # closed; from jax 0.11 on they are the same
-        return program.replace(jaxpr=_changed(program.jaxpr, change))
+        return program.replace(jaxpr=changed(program.jaxpr, change))
     found = []
     for equation in program.eqns:
         (first, *rest) = change(equation)
-        inner = {name: _changed(value, change) for name, value in _inner(first)}
+        inner = {name: changed(value, change) for name, value in _inner(first)}
         found += [first.replace(params=first.params | inner) if inner else first, *rest]
     return program.replace(eqns=found)
 
@@ -162,9 +174,16 @@ def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
     if any(not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") for _, leaf in leaves):
         raise TypeError("arguments: want trees of arrays or ShapeDtypeStructs")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-    program, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
+    mesh, is_explicit, specs = meshes[0], has_explicit_axes(meshes[0]), None
+    if is_explicit:
+        with jax.set_mesh(mesh):
+            program, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        specs = tuple(one.aval.sharding.spec for one in program.jaxpr.outvars)  # type: ignore
+        mesh = on_auto_axes(mesh)
+        program = with_constraints(program, mesh)
+    else:
+        program, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
     out_leaves = jax.tree_util.tree_leaves_with_path(out)
-    specs = None
     if results is not None:
         places = jax.tree.leaves(results, is_leaf=lambda one: isinstance(one, NamedSharding))
         if len(places) != len(out_leaves):
@@ -184,13 +203,14 @@ def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
     parameters = list(signature.parameters)
     return Variant(
         program,
-        meshes[0],
+        mesh,
         tuple(_words(path, parameters) for path, _ in leaves),
         tuple(one.spec if isinstance(one, NamedSharding) else PartitionSpec() for one in named),
         tuple(_words(path, ()) for path, _ in out_leaves),
         specs,
         call,
         shapes,
+        is_explicit,
     )
 
 
