@@ -15,6 +15,7 @@ Rooms, each imported on first use, so that `import toolkit` costs nothing:
 * `toolkit.conversion`: a trained looped softmax model becomes a hybrid
 * `toolkit.language`: train, load, export, continue a language model on text
 * `toolkit.planning`: what fits a cluster and how fast, before anything is compiled
+* `toolkit.serving`: an engine that batches requests as they come
 * `toolkit.eject`: one mixer as one file, to paste into another code base
 * `toolkit.lab`: panels with sliders, notebooks, the tour
 * `toolkit.bench`: contenders side by side
@@ -44,6 +45,7 @@ _ROOMS = (
     "parallel",
     "planning",
     "schedules",
+    "serving",
     "testing",
     "training",
 )

@@ -16,6 +16,7 @@ FLOORS = {
     "conversion": {"looped", "training"},
     "language": {"experts", "looped", "measure", "parallel", "schedules", "training"},
     "planning": {"attention", "experts", "looped", "measure", "parallel", "schedules", "training"},
+    "serving": {"language", "looped", "measure", "parallel", "planning", "schedules", "training"},
 }
 GROUND_TO_LANGUAGE = set(FLOORS)
 FLOORS |= {
