@@ -67,12 +67,15 @@ def plan(
     grade_experts: Path | None = None,
     grade_plans: Path | None = None,
     grade_published: Path | None = None,
+    grade_served: Path | None = None,
     minutes: float = 0.0,
     topology: str | None = None,
     collectives: Literal["ring", "tree", "optimum"] = "optimum",
     imbalance: float = 1.0,
     capacity: float = 1.25,
     decode: int | None = None,
+    weights: Literal["bfloat16", "float8"] = "bfloat16",
+    cache: Literal["bfloat16", "float8"] = "bfloat16",
     save: Path | None = None,
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
@@ -98,6 +101,7 @@ def plan(
         grade_plans: report for every plan in this record whether it fits as compiled by libtpu.
         grade_published: predict the step times in this file of published ones, and print the errors
             by source and chip, also with constants fitted without them.
+        grade_served: the same for the tokens per second of published deployments.
         minutes: first extend that record for so long.
         topology: the network of the chips, as `toolkit plan-collective` takes it: rates follow from
             its links.
@@ -106,6 +110,7 @@ def plan(
         capacity: most tokens per expert of a mixture, relative to an even load.
         decode: instead plan the decoding of `batch` rows with so many tokens in their cache, of a
             mixture of experts or of latent attention.
+        weights, cache: kind of numbers while decoding.
         save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
             --plan`.
     """
@@ -133,8 +138,15 @@ def plan(
         print(scoreboard(grade_published))
         return
 
+    if grade_served is not None:
+        from toolkit.planning.grade.served import grade_served as deployments
+
+        print(deployments(grade_served))
+        return
+
     if decode is not None:
-        found = planning.plan_decode(model, batch, decode, chips, imbalance=imbalance)
+        how: dict[str, Any] = {"imbalance": imbalance, "weights": weights, "cache": cache}
+        found = planning.plan_decode(model, batch, decode, chips, **how)
         print(f"{found}\nmodelled")
         return
 

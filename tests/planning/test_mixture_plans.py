@@ -11,9 +11,10 @@ from toolkit.looped import PRESETS, LoopedConfig, active_parameter_count, parame
 from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.reading import fields_of
 from toolkit.looped.checkpoints.settings import check_settings, settings_of
-from toolkit.planning import MODELS, Constants, Strategy, plan, plan_decode, predict
+from toolkit.planning import MODELS, Constants, Strategy, cluster, plan, plan_decode, predict
+from toolkit.planning.decode.cuts import Degrees
 from toolkit.planning.decode.latent import ELSEWHERE
-from toolkit.planning.decode.mixtures import touched_experts
+from toolkit.planning.decode.mixtures import mixture_cost, touched_experts
 from toolkit.planning.mixtures import dropped_share
 
 # Parameters, and those that a token passes, of the models of transformers 5.24 with the sizes of
@@ -274,12 +275,36 @@ def test_busy_experts_slow_decoding_down_and_caches_are_counted():
     )
     # All experts of a chip are read at most once.
     assert even.expert_bytes < busy.expert_bytes <= 1.5 * even.expert_bytes
-    long, short = (step_of("deepseek-v3", 64, n, "h200:32") for n in (32768, 1024))
-    assert long.cache_bytes == 32 * short.cache_bytes or long.scheme != short.scheme
-    assert long.step_seconds > short.step_seconds
+    long, short = (plan_decode("deepseek-v3", 64, n, "h200:32") for n in (32768, 1024))
+    found = {cost.degrees: cost.cache_bytes for cost in short.costs if cost.is_exact}
+    assert all(cost.cache_bytes == 32 * found[cost.degrees] for cost in long.costs if cost.is_exact)
+    assert long.chosen.seconds > short.chosen.seconds
+    assert long.chosen.degrees.dcp > short.chosen.degrees.dcp
     windows = plan_decode("gpt-oss-120b", 8, 65536, "h100:8").costs
     cached = next(cost for cost in windows if cost.scheme == "replicate").cache_bytes
     assert cached == 2 * 8 * (65536 + 128) / 2 * 2 * 64  # half the layers see 128 tokens
+
+
+def test_experts_on_fewer_chips_are_held_more_often():
+    config, where = MODELS["deepseek-v3"], cluster("h200:64")
+    how: dict[str, Any] = {
+        "scheme": "data",
+        "slices": 1,
+        "degrees": Degrees(64),
+        "weights": "float8",
+    }
+    wide, narrow = (
+        mixture_cost(config, 4096, 4096, where, expert=chips, **how) for chips in (64, 32)
+    )
+    each = 58 * 3 * 7168 * 2048  # of one expert in every layer
+    assert narrow.memory_bytes - wide.memory_bytes == pytest.approx(256 * each / 64)
+    assert narrow.expert_bytes == pytest.approx(2 * wide.expert_bytes, rel=0.01)
+    assert narrow.collective_seconds < wide.collective_seconds  # a larger part stays in a node
+    spare = mixture_cost(config, 4096, 4096, where, redundant=32, **how)
+    assert spare.memory_bytes - wide.memory_bytes == pytest.approx(32 * each / 64)
+    drafted = mixture_cost(config, 4096, 4096, where, drafted=1, accepted=0.8, **how)
+    assert wide.step_seconds < drafted.step_seconds < 2 * wide.step_seconds
+    assert drafted.tokens_per_second == pytest.approx(1.8 * 4096 / drafted.step_seconds)
 
 
 @pytest.mark.parametrize(

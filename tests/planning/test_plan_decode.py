@@ -6,7 +6,9 @@ import pytest
 from toolkit.attention.latent import PRESETS, SlicingReport
 from toolkit.measure import published_peak
 from toolkit.planning import break_even_tokens, decode_cost, plan_decode
+from toolkit.planning.clusters import cluster
 from toolkit.planning.decode.latent import ELSEWHERE
+from toolkit.planning.decode.rates import ROOFLINE, exchange_seconds
 
 POINTS = ((1, 32768), (16, 4096), (16, 32768), (64, 32768), (16, 131072))
 # Speed-up over "replicate" of tpla / tpla-lean / dcp at those batches and contexts.
@@ -126,18 +128,54 @@ def test_what_fits_counts_the_whole_model():
     whole = decode_cost("deepseek_v3", 1, 4096, "h100:2")
     assert whole.memory_bytes - alone.memory_bytes == 2 * ELSEWHERE["deepseek_v3"] / 2
     assert whole.seconds == alone.seconds
-    with pytest.raises(ValueError, match="nearest multiple that works: h100:24") as refused:
+    with pytest.raises(ValueError, match="nearest multiple that works: h100:20") as refused:
         plan_decode("deepseek_v3", 1, 4096, "h100:2")
     assert "\n" not in str(refused.value)
-    assert plan_decode("deepseek_v3", 1, 4096, "h100:24").chosen.fits
+    assert plan_decode("deepseek_v3", 1, 4096, "h100:20").chosen.fits
     with pytest.raises(ValueError, match="other_parameters must be given with sizes"):
         decode_cost(PRESETS["deepseek_v3"], 1, 4096, "h100:2")
 
 
 def test_chips_that_heads_do_not_divide_over_are_planned():
     found = plan_decode("deepseek_v3", 1, 4096, "h100:72")
-    assert found.chosen.scheme == "data"
+    assert found.chosen.degrees.data == 9
+    assert any(cost.scheme == "data" for cost in found.costs)
     assert "replicate does not cut the heads evenly" in str(found)
+
+
+@pytest.mark.parametrize(("data", "scheme"), [(4, "replicate"), (2, "dcp"), (8, "dcp")])
+def test_groups_with_rows_of_their_own_cost_what_fewer_chips_with_these_rows_cost(data, scheme):
+    """While a group stays in its node, which is half of a GB200 rack here."""
+    group = 32 // data
+    degrees = (data, group, 1) if scheme == "replicate" else (data, 1, group)
+    how = {"other_parameters": 0.0, "weights": "float8"}
+    mixed = decode_cost("kimi_k2", 64, 8192, "gb200:32", scheme="mixed", degrees=degrees, **how)
+    alone = decode_cost("kimi_k2", 64 // data, 8192, f"gb200:{group}", scheme=scheme, **how)
+    for name in ("weight_bytes", "cache_bytes", "flops", "seconds", "memory_bytes"):
+        assert getattr(mixed, name) == pytest.approx(getattr(alone, name))
+    assert mixed.degrees == degrees
+    assert mixed.name.startswith(f"data {data} x ")
+
+
+def test_every_way_to_cut_reads_every_cached_token_once_per_head_group():
+    plan = plan_decode("deepseek_v3", 64, 8192, "h200:16", weights="float8")
+    cuts = [cost for cost in plan.costs if cost.scheme in ("mixed", "data", "replicate", "dcp")]
+    assert len({cost.degrees for cost in cuts}) == len(cuts) == 15
+    whole = 64 * 8192 * PRESETS["deepseek_v3"].cache_size * 2
+    for cost in cuts:
+        data, tensor, dcp = cost.degrees
+        assert data * tensor * dcp == 16
+        assert cost.cache_bytes == whole / data / dcp
+
+
+def test_tokens_for_other_nodes_go_through_the_own_card():
+    """A chip's card carries its bytes alone; an all-reduce shares the cards of a node."""
+    half = exchange_seconds(cluster("h100:16"), 1e9, 16, ROOFLINE)
+    most = exchange_seconds(cluster("h100:64"), 1e9, 64, ROOFLINE)
+    assert half == pytest.approx(8 / 16 * 1e9 / 5e10, rel=0.01)
+    assert most == pytest.approx(56 / 64 * 1e9 / 5e10, rel=0.01)
+    inside = exchange_seconds(cluster("gb200:64"), 1e9, 64, ROOFLINE)
+    assert inside == pytest.approx(63 / 64 * 1e9 / 9e11, rel=0.01)
 
 
 def test_eight_bits_halve_what_is_read():
@@ -187,6 +225,9 @@ def test_chips_beyond_a_node_wait_for_its_network():
         ({"scheme": "tpla", "slices": 3}, "slices must divide 8 chips"),
         ({"scheme": "dcp", "slices": 2}, "slices must be 1 for scheme 'dcp'"),
         ({"link": 0.0}, "link must be above 0"),
+        ({"scheme": "mixed"}, "degrees go with the scheme 'mixed'"),
+        ({"degrees": (4, 2, 1)}, "degrees go with the scheme 'mixed'"),
+        ({"scheme": "mixed", "degrees": (4, 4, 1)}, "degrees must multiply to 8 chips"),
         ({"weights": "int4"}, "weights must be one of bfloat16, float8"),
         ({"other_parameters": -1.0}, "other_parameters must not be negative"),
     ],

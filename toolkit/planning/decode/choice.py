@@ -10,11 +10,19 @@ from toolkit.attention.latent import LatentConfig, SlicingReport
 from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.decode.latent import DecodeCost, decode_cost, latent_config, latent_schemes
-from toolkit.planning.decode.mixtures import MixtureCost, mixture_cost, mixture_schemes
+from toolkit.planning.decode.cuts import latent_schemes
+from toolkit.planning.decode.latent import DecodeCost, decode_cost, latent_config
+from toolkit.planning.decode.mixtures import (
+    OVERLAPS,
+    MixtureCost,
+    expert_degrees,
+    mixture_cost,
+    mixture_schemes,
+)
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import MOST_CHIPS, Strategy
 
+MOST_SHOWN = 5  # ways to cut several of rows, heads and tokens, in a table
 MOST_TIMES = 64  # of the chips, for the nearest number of them that holds a model
 
 
@@ -40,16 +48,22 @@ class DecodePlan:
     reason: str
 
     def __str__(self) -> str:
-        rows = [f"{'scheme':18}{'us/layer':>9}{'of it sent':>11}{'GB/chip':>9}  "]
-        for cost in self.costs:
+        mixed = [cost for cost in self.costs if cost.scheme == "mixed"]
+        left_out = [cost for cost in mixed[MOST_SHOWN:] if cost != self.chosen]
+        shown = [cost for cost in self.costs if cost not in left_out]
+        width = max(len(cost.name) for cost in shown) + 3
+        rows = [f"{'scheme':{width}}{'us/layer':>9}{'of it sent':>11}{'GB/chip':>9}  "]
+        for cost in shown:
             notes = [] if cost.is_exact else ["approximate"]
             notes += [] if cost.fits else ["does not fit"]
             mark = "-> " if cost == self.chosen else "   "
             rows.append(
-                f"{mark}{cost.name:15}{cost.seconds * 1e6:9.1f}"
+                f"{mark}{cost.name:{width - 3}}{cost.seconds * 1e6:9.1f}"
                 f"{cost.collective_seconds * 1e6:11.1f}{cost.memory_bytes / 1e9:9.2f}  "
                 + ", ".join(notes)
             )
+        if left_out:
+            rows.append(f"   and {len(left_out)} slower ways to cut rows, heads and tokens")
         return "\n".join([*(row.rstrip() for row in rows), self.reason])
 
 
@@ -120,12 +134,23 @@ def plan_decode(
         else:
             own, schemes = {"imbalance": imbalance}, mixture_schemes(mixture, where.chips)
         found: list[DecodeCost] = []
-        for scheme, slices in schemes:
+        for scheme, slices, degrees in schemes:
             each = {"scheme": scheme, "slices": slices, **how, **own}
             if mixture is None:
+                each["degrees"] = degrees if scheme == "mixed" else None
                 found.append(decode_cost(sizes, batch, context, chips, **each))
-            else:
-                found.append(mixture_cost(mixture, batch, context, where, **each))
+                continue
+            ways = [
+                mixture_cost(
+                    mixture, batch, context, where, degrees=degrees, expert=expert,
+                    overlap=overlap, **each,
+                )
+                for expert in expert_degrees(mixture, degrees, where.chips)
+                for overlap in (OVERLAPS if degrees.data > 1 else OVERLAPS[:1])
+            ]  # fmt: skip
+            fitting = [way for way in ways if way.fits]
+            smallest = min(ways, key=lambda cost: cost.memory_bytes)
+            found.append(min(fitting, key=lambda cost: cost.seconds) if fitting else smallest)
         return sorted(found, key=lambda cost: cost.seconds)
 
     costs = costs_on(chips)

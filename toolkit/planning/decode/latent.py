@@ -9,22 +9,26 @@ reaches all chips of a group; between nodes (or slices) also that link's delay, 
 merge over token shards exchanges log-sum-exps only, no maxima first. Parameters outside attention
 (experts, tables) count in memory, evenly sharded over the chips.
 
-The schemes on k chips, g of them along the latents (`parallel.latent.decode_step` runs them):
+The schemes on k chips, g of them along the latents (`parallel.latent.decode_step` runs all but
+the mixed ones):
 
     replicate   heads sharded, the whole cache on every chip (MLA)                     exact
     data        rows cut, every chip has all weights ("DP attention")               exact
     dcp         tokens cut, parts merged                                            exact
+    mixed       rows cut over groups of chips, heads and tokens within a group      exact
     tpla        latents cut, a softmax per slice; head weights held g times         approximate
     tpla-lean   the same, no weight held twice, two collectives more                approximate
 """
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
 
 from toolkit._checks import checked
 from toolkit.attention.latent import PRESETS, LatentConfig
 from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.decode.cuts import Degrees, Share, degrees_of, share_of
+from toolkit.planning.decode.rates import ROOFLINE, product_rate
+from toolkit.planning.time.seconds import Constants
 
 BYTES = {"bfloat16": 2, "float8": 1}
 SENT = BYTES["bfloat16"]
@@ -39,24 +43,6 @@ ELSEWHERE = {
     "deepseek_v3": 659_612_872_192,
     "kimi_k2": 1_020_239_662_592,
 }
-SCHEMES = ("replicate", "data", "dcp", "tpla", "tpla-lean")
-
-
-class Share(NamedTuple):
-    """One chip's share of a layer.
-
-    Attributes:
-        parameters: number of weights.
-        per_token: numbers cached per token that the chip stores, times the share of tokens that it
-            stores.
-        core_flops: FLOPs per row and cached token.
-        collectives: (kind, numbers per row) of each collective.
-    """
-
-    parameters: float
-    per_token: float
-    core_flops: float
-    collectives: tuple[tuple[str, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +52,8 @@ class DecodeCost:
     Attributes:
         scheme: one of `SCHEMES`.
         slices: chips along the latents; 1 if they are not sharded.
+        degrees: over how many chips rows, heads and tokens are cut; of the tpla schemes all chips
+            count as "tensor".
         is_exact: whether the scheme computes the model exactly.
         weight_bytes: per chip and layer.
         cache_bytes: per chip and layer.
@@ -84,6 +72,7 @@ class DecodeCost:
 
     scheme: str
     slices: int
+    degrees: Degrees
     is_exact: bool
     weight_bytes: float
     cache_bytes: float
@@ -96,7 +85,9 @@ class DecodeCost:
 
     @property
     def name(self) -> str:
-        """The scheme, with its number of slices if that is above 1."""
+        """The scheme, with its number of slices if that is above 1, or its degrees."""
+        if self.scheme == "mixed":
+            return " x ".join(f"{k} {n}" for k, n in self.degrees._asdict().items() if n > 1)
         return self.scheme if self.slices == 1 else f"{self.scheme}, g = {self.slices}"
 
 
@@ -109,10 +100,12 @@ def decode_cost(
     *,
     scheme: str = "replicate",
     slices: int = 1,
+    degrees: tuple[int, int, int] | None = None,
     link: float | None = None,
     weights: str = "bfloat16",
     cache: str = "bfloat16",
     other_parameters: float | None = None,
+    rates: Constants = ROOFLINE,
 ) -> DecodeCost:
     """Predict the cost of one token per row through one layer of latent attention.
 
@@ -123,14 +116,16 @@ def decode_cost(
         batch: rows.
         context: tokens in the cache of every row.
         chips: kind and number, such as "h100:8"; see `cluster`.
-        scheme: one of "replicate", "data", "dcp", "tpla", "tpla-lean".
+        scheme: one of "replicate", "data", "dcp", "mixed", "tpla", "tpla-lean".
         slices: chips along the latents, for the tpla schemes.
+        degrees: of the scheme "mixed": over how many chips rows, heads and cached tokens are cut.
         link: bytes per second that a chip sends one way; None: as published for the links within
             the group, which are slower between nodes.
-        weights, cache: "bfloat16" or "float8" (scales not counted); computation and communication
-            use bfloat16.
+        weights, cache: "bfloat16" or "float8" (scales not counted), in which products and attention
+            are also computed, where chips have it; communication uses bfloat16.
         other_parameters: parameters outside attention, for `fits`; None: those of the preset; 0:
             attention alone. Required if `model` is given as sizes.
+        rates: what chips and links reach of their published rates; by default all of it.
 
     Returns:
         A `DecodeCost` (modelled, not measured).
@@ -146,11 +141,12 @@ def decode_cost(
     config = latent_config(model)
     where = cluster(chips)
     check_rows(batch, context, link, weights, cache)
-    _check_scheme(config, scheme, slices, where.chips)
+    cut = degrees_of(config, scheme, slices, where.chips, degrees)
     others = _elsewhere(model, other_parameters)
-    share = _share(config, scheme, where.chips, slices)
-    rows = math.ceil(batch / where.chips) if scheme == "data" else batch
-    how = {"scheme": scheme, "slices": slices, "link": link, "weights": weights, "cache": cache}
+    share = share_of(config, scheme, cut, slices)
+    rows = math.ceil(batch / cut.data)
+    how = {"scheme": scheme, "slices": slices, "degrees": cut, "link": link, "rates": rates}
+    how |= {"weights": weights, "cache": cache}
     return cost_of(share, config.layers, where, rows, rows * context, others / where.chips, **how)
 
 
@@ -176,28 +172,35 @@ def cost_of(
     *,
     scheme: str,
     slices: int,
+    degrees: Degrees,
     link: float | None,
     weights: str,
     cache: str,
+    rates: Constants,
+    queries: int = 1,
 ) -> DecodeCost:
-    """The cost of a chip's share of attention with `rows` rows and that many cached tokens in each
-    of the layers; `others` are the other parameters on a chip."""
+    """The cost of a chip's share of attention with `rows` rows, each of `queries` new tokens, and
+    that many cached tokens in each of the layers; `others` are the other parameters on a chip."""
     chip, read = where.chip, BYTES[weights] * share.parameters
     cached = BYTES[cache] * cached_tokens * share.per_token
-    flops = 2 * rows * share.parameters + cached_tokens * share.core_flops
-    collectives = tuple((kind, SENT * rows * numbers) for kind, numbers in share.collectives)
-    sent = sum(collective_seconds(where, kind, size, slices, link) for kind, size in collectives)
+    products = 2 * rows * queries * share.parameters
+    core = queries * cached_tokens * share.core_flops
+    sizes = [(kind, SENT * rows * queries * each, to) for kind, each, to in share.collectives]
+    sent = sum(collective_seconds(where, *each, link, rates) for each in sizes)
     memory = layers * (read + cached) + BYTES[weights] * others
-    moving, computing = (read + cached) / chip.bytes_per_second, flops / chip.flops_per_second
+    moving = (read + cached) / chip.bytes_per_second / rates.memory
+    computing = products / product_rate(chip, weights) / rates.matmul
+    computing += core / product_rate(chip, cache) / rates.attention
     return DecodeCost(
         scheme=scheme,
         slices=slices,
+        degrees=degrees,
         is_exact=not scheme.startswith("tpla") or slices == 1,
         weight_bytes=read,
         cache_bytes=cached,
-        flops=flops,
+        flops=products + core,
         seconds=max(moving, computing) + sent,
-        collectives=collectives,
+        collectives=tuple((kind, size) for kind, size, _ in sizes),
         collective_seconds=sent,
         memory_bytes=memory,
         fits=memory <= chip.memory_bytes,
@@ -225,8 +228,8 @@ def break_even_tokens(model: str | LatentConfig, chips: int, slices: int) -> flo
     config = latent_config(model)
     if slices < 2:
         raise ValueError(f"slices must be at least 2; got {slices}.")
-    _check_scheme(config, "tpla", slices, chips)
-    whole, cut = (_share(config, scheme, chips, slices) for scheme in ("replicate", "tpla"))
+    degrees = degrees_of(config, "tpla", slices, chips, None)
+    whole, cut = (share_of(config, scheme, degrees, slices) for scheme in ("replicate", "tpla"))
     return max(0.0, (cut.parameters - whole.parameters) / (whole.per_token - cut.per_token))
 
 
@@ -250,78 +253,15 @@ def _elsewhere(model: str | LatentConfig, given: float | None) -> float:
     return ELSEWHERE[str(model)] if given is None else given
 
 
-def divides(config: LatentConfig, scheme: str, slices: int, chips: int) -> bool:
-    """Whether chips and slices divide the heads and the latent."""
-    heads = chips // slices if scheme == "tpla" and chips % slices == 0 else chips
-    fits = config.latent_size % slices == 0 and chips % slices == 0
-    return fits and (scheme == "data" or config.heads % heads == 0)
-
-
-def latent_schemes(config: LatentConfig, chips: int) -> list[tuple[str, int]]:
-    """The schemes, with slices, that divide on these chips."""
-    return [
-        (scheme, 2**power)
-        for scheme in SCHEMES
-        for power in (range(1, 11) if scheme.startswith("tpla") else range(1))
-        if divides(config, scheme, 2**power, chips)
-    ]
-
-
-def _check_scheme(config: LatentConfig, scheme: str, slices: int, chips: int) -> None:
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}; got {scheme!r}.")
-    if slices < 1 or chips < 1 or (slices > 1 and not scheme.startswith("tpla")):
-        raise ValueError(f"slices must be 1 for scheme {scheme!r}; got {slices} on {chips} chips.")
-    if not divides(config, scheme, slices, chips):
-        raise ValueError(
-            f"slices must divide {chips} chips and a latent of {config.latent_size}, and chips "
-            f"{config.heads} heads; got {slices}."
-        )
-
-
-def _share(config: LatentConfig, scheme: str, chips: int, slices: int) -> Share:
-    """One chip's share under a scheme; only the tpla schemes use `slices`."""
-    sizes: dict[str, Any] = config.parameters
-    query, latent = sizes["query_down"], sizes["latent_down"] + sizes["rope_key"]
-    heads = sizes["query_up"] + sizes["output"]
-    ups, rope = sizes["key_up"] + sizes["value_up"], config.rope_size
-    whole = config.cache_size
-    core = 2 * config.heads * (2 * config.latent_size + rope)
-    end = ("all-reduce", float(config.width))
-    of_queries = config.heads * (config.key_size + rope)
-    if scheme == "replicate":
-        return Share(query + latent + (heads + ups) / chips, whole, core / chips, (end,))
-    if scheme == "data":
-        return Share(query + latent + heads + ups, whole, core, ())
-    if scheme == "dcp":
-        merged = config.heads * (config.value_size + 1)
-        moved = (("all-gather", of_queries), ("reduce-scatter", merged), end)
-        parameters = query + latent + heads / chips + ups
-        return Share(parameters, whole / chips, core / chips, moved)
-    own = config.latent_size / slices
-    down = config.width * (own + rope)
-    core = 2 * config.heads * slices / chips * (2 * own + rope)
-    if scheme == "tpla":
-        parameters = query + down + heads * slices / chips + ups / chips
-        return Share(parameters, own + rope, core, (end,))
-    share = slices / chips
-    moved = (
-        ("gather in row", of_queries * share),
-        ("scatter in row", config.heads * config.value_size * share),
-        end,
-    )
-    return Share(query + down + (heads + ups) / chips, own + rope, core, moved)
-
-
 def collective_seconds(
-    where: Cluster, kind: str, size: float, slices: int, rate: float | None
+    where: Cluster, kind: str, size: float, members: int, rate: float | None, rates: Constants
 ) -> float:
-    """Seconds of one collective whose unsharded array has `size` bytes."""
-    members = slices if kind.endswith("row") else where.chips
+    """Seconds of one collective of neighbours whose unsharded array has `size` bytes."""
     if members == 1:
         return 0.0
     passes = 2 if kind == "all-reduce" else 1
     link, near = where.link(1, members), min(members, where.chip.links[0].chips)
     start = 1e-6 * near / 2 * passes if where.chip.name.startswith("TPU") else 5e-6
-    start += passes * link.seconds * math.ceil(math.log2(members / near))
-    return start + passes * (members - 1) / members * size / (rate or link.bytes_per_second)
+    start += passes * link.seconds * rates.latency * math.ceil(math.log2(members / near))
+    rate = rate or link.bytes_per_second * rates.link
+    return start + passes * (members - 1) / members * size / rate

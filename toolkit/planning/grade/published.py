@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,13 +73,18 @@ class Published(NamedTuple):
 
 
 def read_published(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of published figures."""
+    """The rows of a file of published steps."""
+    return read_rows(path, published_seconds)
+
+
+def read_rows(path: Path, figure: Callable[[Mapping[str, Any]], float]) -> list[dict[str, Any]]:
+    """The rows of a file of published figures, each above 0."""
     rows: list[dict[str, Any]] = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            if not published_seconds(row) > 0:
-                raise ValueError("seconds are not positive")
+            if not figure(row) > 0:
+                raise ValueError("the figure is not positive")
             rows.append(row)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
@@ -132,7 +137,7 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         microbatches=row["microbatches"],
         **_schedule(row),
     )
-    config, where = _config(row["model"], strategy.tensor), _cluster(row)
+    config, where = _config(row["model"], strategy.tensor), cluster_of(row)
     square = share_of((((config.width, config.width), None),), strategy)
     if strategy.fsdp > 1 and square.kept == square.used:
         raise ValueError(f"FSDP {strategy.fsdp} divides no dimension")
@@ -172,7 +177,7 @@ def _config(model: Mapping[str, Any], tensor: int) -> LoopedConfig:
     )
 
 
-def _cluster(row: Mapping[str, Any]) -> Cluster:
+def cluster_of(row: Mapping[str, Any]) -> Cluster:
     """The chips, with the network that the source names, if that is not the chip's usual one."""
     where = cluster(f"{row['chip']}:{row['chips']}")
     if "network" not in row:

@@ -108,10 +108,11 @@ def overlapped_seconds(compute: float, communication: float, *, slowdown: float 
     ):  # fmt: skip
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}")
-    return _overlapped(compute, communication, slowdown)
+    return overlapped(compute, communication, slowdown)
 
 
-def _overlapped(compute: float, communication: float, slowdown: float) -> float:
+def overlapped(compute: float, communication: float, slowdown: float) -> float:
+    """`overlapped_seconds` without its checks, for searches."""
     return max(compute, communication) + min(compute, communication) * (slowdown - 1)
 
 
@@ -198,13 +199,13 @@ class Seconds:
     def forward_total(self, slowdown: float) -> float:
         """The forward pass, with overlap."""
         waits = self.tensor_forward + self.expert_forward
-        return _overlapped(self.forward, self.hidden_forward, slowdown) + waits
+        return overlapped(self.forward, self.hidden_forward, slowdown) + waits
 
     def backward_total(self, slowdown: float) -> float:
         """The backward pass, with recomputation and overlap."""
         backward = self.backward + self.recomputed
         waits = self.tensor_backward + self.expert_backward
-        return _overlapped(backward, self.hidden_backward, slowdown) + waits
+        return overlapped(backward, self.hidden_backward, slowdown) + waits
 
     def total(self, slowdown: float) -> float:
         """The whole step, with overlap."""
