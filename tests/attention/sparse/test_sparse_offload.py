@@ -61,7 +61,7 @@ def test_k_means_runs_as_long_as_the_prompt_is_read():
         (lambda: offloaded_step(10, 1, link=1.0, compute=-1.0), "compute must be at least 0"),
         (lambda: cached_share(np.array([[12]]), 12), "tokens from 0 to 11"),
         (lambda: cached_share(np.zeros((0, 4), int), 12), "got shape"),
-        (lambda: hidden_iterations(1.0, 1.0, 0.0), "one must be above 0"),
+        (lambda: hidden_iterations(1.0, 1.0, 0.0), "iteration must be above 0"),
     ],
 )
 def test_wrong_calls_are_refused(call, message):
