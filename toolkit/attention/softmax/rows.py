@@ -4,8 +4,12 @@ All rows at once are the "dense" form. Some at a time, recomputed wherever they 
 memory linear in time and are differentiated by JAX: what `_derivatives.py` calls the equation.
 """
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +22,8 @@ from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
 
 ROWS = 128  # in a chunk
+CHUNKS_PER_STAGE = 8  # at least
+MOST_STAGES = 4
 
 
 def attend_rows(
@@ -80,6 +86,28 @@ def attend_rows(
     lse = (lse[..., 0] + nan).reshape(batch, heads, time).swapaxes(1, 2)
     out = (out + nan[..., None]).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, time, heads, -1).astype(q.dtype), lse
+
+
+def in_stages(run: Callable[..., Array], chunks: Any, *, rows: int, keys: int) -> Array:
+    """Run causal chunks of queries in groups, each of which meets the keys up to its last query.
+
+    Four groups compute 5/8 of the products of queries and keys, of which 1/2 are needed; one loop
+    over all chunks would compute all. Each group is compiled by itself, so it has to be long.
+
+    Args:
+        run: called with the chunks of a group and the number of keys that they may see.
+        chunks: arrays [chunks, ...] of queries that begin at the first key.
+        rows: queries in a chunk.
+        keys: keys that there are.
+    """
+    count = len(jax.tree.leaves(chunks)[0])
+    stages = min(MOST_STAGES, max(1, count // CHUNKS_PER_STAGE))
+    ends = [count * stage // stages for stage in range(stages + 1)]
+    outs = []
+    for start, end in itertools.pairwise(ends):
+        group = jax.tree.map(itemgetter(slice(start, end)), chunks)
+        outs.append(run(group, min(end * rows, keys)))
+    return jnp.concatenate(outs)
 
 
 def attend_chunks(options: Options, inputs: Inputs, context: Context):

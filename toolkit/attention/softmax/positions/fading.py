@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Mask, Segments
 from toolkit.attention._shapes import known
-from toolkit.attention.softmax.rows import attend_rows
+from toolkit.attention.softmax.rows import attend_rows, in_stages
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 
@@ -49,18 +49,26 @@ def attend_fading(
         return jnp.moveaxis(x.reshape(x.shape[0], chunks, rows, *x.shape[2:]), 1, 0)
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def chunk(of_chunk, first, k, v, g):
-        q, documents = of_chunk
-        own = replace(mask, documents=segments and segments._replace(query=documents))
+    def chunk(first, q, documents, k, v, g):
+        seen = k.shape[-1]
+        own = replace(mask, documents=segments and Segments(documents, segments.key[:, :seen]))
         at = jnp.broadcast_to(start[:, 0] + first, q.shape[:1])
-        bias = jax.vmap(partial(_decays, rows))(g, at)[..., :keys]
+        bias = jax.vmap(partial(_decays, rows))(g, at)[..., :seen]
         out, _ = attend_rows(Options(scale), Inputs(q, k, v, bias), Context(own), first)
         spoilt = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, rows, axis=-1))(reach, at)
         return jnp.where(spoilt.swapaxes(1, 2)[..., None], jnp.nan, out)
 
     firsts = rows * jnp.arange(chunks, dtype=jnp.int32)
-    of_chunks = split(q), segments and split(segments.query)
-    out = lax.map(lambda x: chunk(x[0], x[1], k, v, g), (of_chunks, firsts))
+    of_chunks = firsts, split(q), segments and split(segments.query)
+
+    def run(of_chunks, seen):
+        own = k[..., :seen], v[..., :seen], g[..., : seen + rows]
+        return lax.map(lambda x: chunk(*x, *own), of_chunks)
+
+    if mask.query_start is None and isinstance(chunks, int):
+        out = in_stages(run, of_chunks, rows=rows, keys=keys)
+    else:
+        out = run(of_chunks, keys)
     return jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *out.shape[3:])[:, :time]
 
 

@@ -139,9 +139,10 @@ def forgetting_attention(
         `initial_state`).
 
     Cost:
-        2 batch heads time^2 (key + value) FLOPs, since a chunk of queries meets all keys, and about
-        8 time^2 additions per head for the decays; three times that more backward. Memory is linear
-        in time when chunked, batch heads time^2 when dense.
+        2 batch heads time^2 (key + value) FLOPs, and 5/4 from 4,096 tokens on, where chunks of
+        queries meet the keys in four stages; about 8 (5) time^2 additions per head for the decays;
+        three times that more backward. Memory is linear in time when chunked, batch heads time^2
+        when dense.
 
     Source: Lin, Nikishin, He, Courville (2025), arXiv:2503.02130, section 3.
 

@@ -25,7 +25,7 @@ from toolkit.attention._shapes import known
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
 from toolkit.attention.softmax.positions.fading import until_document_ends
-from toolkit.attention.softmax.rows import ROWS
+from toolkit.attention.softmax.rows import ROWS, in_stages
 
 BLOCK = 32  # keys; the inverse of a block is as wide
 
@@ -101,11 +101,20 @@ def attend_along_path(
         out = out.reshape(batch, rows, heads, -1)
         return jnp.where(is_sound[..., None], out, jnp.nan)
 
+    def run(of_chunks, seen):
+        count = -(-seen // BLOCK)
+        own = jax.tree.map(lambda x: x[:count], blocks), v[..., : count * BLOCK]
+        return lax.map(lambda x: chunk(*x, *own), of_chunks)
+
     place = start + jnp.arange(time, dtype=jnp.int32)[None]
     place = jnp.broadcast_to(place, (batch, time))
     documents = mask.documents and split(mask.documents.query)
     with jax.default_matmul_precision("highest"):
-        out = lax.map(lambda x: chunk(*x, blocks, v), (split(q), documents, split(place)))
+        of_chunks = split(q), documents, split(place)
+        if mask.query_start is None and isinstance(chunks, int):
+            out = in_stages(run, of_chunks, rows=rows, keys=keys)
+        else:
+            out = run(of_chunks, keys)
     out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :time]
     # A query past the last key has no room; its cache says so.
     at = partial(jnp.take, axis=-1, mode="clip")
