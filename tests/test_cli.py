@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from toolkit import cli
+from toolkit.cli import commands as cli
 
 
 @pytest.fixture

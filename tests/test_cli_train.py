@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from toolkit import cli
-from toolkit.cli_options import merged, parsed_settings
+from toolkit.cli import commands as cli
+from toolkit.cli.options import merged, parsed_settings
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import toolkit
-from toolkit.cli import COMMANDS
+from toolkit.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = (

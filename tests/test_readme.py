@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from toolkit.cli import COMMANDS
+from toolkit.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -6,10 +6,10 @@ import signal
 def main() -> None:
     """Import the command line, then run it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from toolkit import cli
+    from toolkit.cli import commands
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.main()
+    commands.main()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit import cli
+from toolkit.cli import commands as cli
 from toolkit.experiments import load_experiment
 from toolkit.experiments.kit.records import is_changed, read_runs, results_of
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS

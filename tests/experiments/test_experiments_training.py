@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from toolkit import cli
+from toolkit.cli import commands as cli
 from toolkit.experiments import (
     EXPERIMENTS,
     Stopped,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit import cli_language, cli_train
+from toolkit.cli import language, train
 from toolkit.language import (
     SpecialTokens,
     find_special_tokens,
@@ -62,7 +62,7 @@ def in_words(tokens) -> str:
 
 
 def written(folder: Path, capsys: Any, **how: Any) -> str:
-    cli_language.generate(folder, **how)
+    language.generate(folder, **how)
     return capsys.readouterr().out
 
 
@@ -120,7 +120,7 @@ def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
     text.write_text(" ".join(WORDS[3 + number % 5] for number in range(4000)))
     how: Any = {"batch": 2, "sequence_length": 16, "text": (text,), "learning_rate": 1e-2}
     run, file = tmp_path / "run", tmp_path / "small.safetensors"
-    cli_train.train(run, init_from=str(folder), steps=30, **how)
+    train.train(run, init_from=str(folder), steps=30, **how)
     losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
     # It starts from the published numbers, whose loss is far from that of even chances.
     model, tokens = load_checkpoint(folder), np.load(run / "tokens.npy")
@@ -130,15 +130,15 @@ def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
     assert start > 1.5 * np.log(len(WORDS))
     assert losses[0] > 1.2 * losses[-1] > 0
     assert load_language_model(run).config == model.config
-    cli_language.export(run, file, dtype="float32")
+    language.export(run, file, dtype="float32")
     theirs = tmp_path / "theirs"
-    cli_language.export(run, theirs, dtype="float32", style="llama")
+    language.export(run, theirs, dtype="float32", style="llama")
     assert f"{theirs}: " in capsys.readouterr().out
     assert {"config.json", "tokenizer.json", "training.json"} <= {f.name for f in theirs.iterdir()}
     with pytest.raises(ValueError, match="'qwen3' cannot express"):
-        cli_language.export(run, tmp_path / "no", style="qwen3")
+        language.export(run, tmp_path / "no", style="qwen3")
     with pytest.raises(ValueError, match=r"ends in \.safetensors, or a style"):
-        cli_language.export(run, tmp_path / "no")
+        language.export(run, tmp_path / "no")
     assert not (tmp_path / "no").exists()
     greedy: Any = {"prompt": "w0 w1 w2", "length": 4, "temperature": 0.0}
     for place in (run, file, theirs):
@@ -146,17 +146,17 @@ def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
         assert find_special_tokens(place) == SpecialTokens(START, (STOP, 39))
     # Resumed, nothing is left to do; from another start, it is another run.
     before = (run / "metrics.jsonl").read_bytes()
-    cli_train.train(run, init_from=str(folder), steps=30, **how)
+    train.train(run, init_from=str(folder), steps=30, **how)
     assert (run / "metrics.jsonl").read_bytes() == before
     with pytest.raises(ValueError, match="width: got 64 with init_from, whose model has its own"):
-        cli_train.train(run, init_from=str(folder), width=64, **how)
+        train.train(run, init_from=str(folder), width=64, **how)
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=lambda *_: ["tokenizer.json"])
     large = LoopedConfig.tiny("full", width=16, heads=2, vocabulary=300, **STYLE)
     save_checkpoint(LoopedLM(large, rngs=nnx.Rngs(0)), tmp_path / "large", style="llama")
     with pytest.raises(ValueError, match=r"has no tokenizer\.json for its 300 tokens"):
-        cli_train.train(tmp_path / "other", init_from=str(tmp_path / "large"), **how)
+        train.train(tmp_path / "other", init_from=str(tmp_path / "large"), **how)
     with pytest.raises(ValueError, match=r"config\.vocabulary must be more than"):
-        cli_train.train(tmp_path / "other", init_from=str(bare), **how)
+        train.train(tmp_path / "other", init_from=str(bare), **how)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class Job:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # imports are half of what a start costs
         command = [sys.executable, str(SCRIPT), str(directory), mesh, str(steps)]
         if processes > 1:
-            cli = [sys.executable, "-m", "toolkit.cli", "launch", "--processes", str(processes)]
+            cli = [sys.executable, "-m", "toolkit", "launch", "--processes", str(processes)]
             command = [*cli, "--devices", str(devices), *launcher, "--", *command]
         self.process = subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -31,7 +31,7 @@ def job(directory, processes, devices, mesh):
     }
     command = [sys.executable, str(SCRIPT), str(directory), mesh, str(STEPS)]
     if processes > 1:
-        cli = [sys.executable, "-m", "toolkit.cli", "launch", "--processes", str(processes)]
+        cli = [sys.executable, "-m", "toolkit", "launch", "--processes", str(processes)]
         command = [*cli, "--devices", str(devices), "--", *command]
     process = subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -131,7 +131,7 @@ print("trained", float(metrics["loss"][0]), flush=True)
 
 
 def launched(code, *arguments):
-    command = [sys.executable, "-m", "toolkit.cli", "launch", "--processes", "2", "--devices", "2"]
+    command = [sys.executable, "-m", "toolkit", "launch", "--processes", "2", "--devices", "2"]
     return subprocess.Popen(
         [*command, "--", sys.executable, "-c", code, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -166,7 +166,7 @@ def test_programs_lie_where_every_host_finds_them(tmp_path):
     launch = ["launch", "--processes", "2", "--devices", "2", "--"]
     sizes = ["--pattern", "full", "--width", "16", "--heads", "2", "--sequence-length", "16"]
     train = ["train", str(tmp_path), "--layout", "data", "--steps", "10", "--batch", "4"]
-    cli = [sys.executable, "-m", "toolkit.cli"]
+    cli = [sys.executable, "-m", "toolkit"]
     ended = subprocess.run(
         [*cli, *launch, *cli, *train, *sizes],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},

@@ -44,7 +44,7 @@ class Run:
 def run_job(kill_at: int = 0) -> Run:
     """Two processes train a tiny model; the second dies after an update (0: never) and restarts."""
     launcher = [
-        sys.executable, "-m", "toolkit.cli", "launch", "--processes", "2", "--devices", "1",
+        sys.executable, "-m", "toolkit", "launch", "--processes", "2", "--devices", "1",
         "--restarts", "1", "--",
     ]  # fmt: skip
     package = str(Path(toolkit.__file__).parents[1])

@@ -12,14 +12,14 @@ from typing import Annotated
 
 import tyro
 
-from toolkit.cli_cluster import explain, launch, plan
-from toolkit.cli_collectives import plan_collective
-from toolkit.cli_language import enable_compilation_cache as _enable_compilation_cache
-from toolkit.cli_language import export, generate
-from toolkit.cli_results import bench, eject, experiment
-from toolkit.cli_site import export_site
-from toolkit.cli_sparse import audit_sparse
-from toolkit.cli_train import train, train_command
+from toolkit.cli.cluster import explain, launch, plan
+from toolkit.cli.collectives import plan_collective
+from toolkit.cli.language import enable_compilation_cache as _enable_compilation_cache
+from toolkit.cli.language import export, generate
+from toolkit.cli.results import bench, eject, experiment
+from toolkit.cli.site import export_site
+from toolkit.cli.sparse import audit_sparse
+from toolkit.cli.train import train, train_command
 from toolkit.parallel.hosts.processes import leave
 
 
@@ -131,7 +131,3 @@ def main() -> None:
             raise
         print(f"toolkit: {error}", file=sys.stderr)
         leave(2)
-
-
-if __name__ == "__main__":
-    main()

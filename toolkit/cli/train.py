@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from toolkit.cli_language import OwnModules, enable_compilation_cache, import_modules
+from toolkit.cli.language import OwnModules, enable_compilation_cache, import_modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
     names = [field.name for field in dataclasses.fields(Start)]
     start = Start(**{name: given.pop(name) for name in names if name in given})
     import_modules(start.imports)
-    from toolkit.cli_options import as_toml, model_of, settings_of
+    from toolkit.cli.options import as_toml, model_of, settings_of
 
     values = _values(directory, start, given)
     planned = None if start.plan is None else _planned(start.plan, values, given)
@@ -121,7 +121,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
 
 def train_command() -> Callable[..., None]:
     """`train` with one flag per option, for tyro."""
-    from toolkit.cli_options import MODEL_FLAGS, flags_of
+    from toolkit.cli.options import MODEL_FLAGS, flags_of
     from toolkit.language.settings import TrainingSettings
     from toolkit.looped import LoopedConfig
 
@@ -147,7 +147,7 @@ def train_command() -> Callable[..., None]:
 
 def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, Any]:
     """All options as nested tables: the flags over --set, over the file, over the defaults."""
-    from toolkit.cli_options import MODEL_FLAGS, merged, parsed_settings, read_options
+    from toolkit.cli.options import MODEL_FLAGS, merged, parsed_settings, read_options
 
     values: dict[str, Any] = {"looped": {"pattern": "gdn gdn gdn full", "loops": 2}}
     file = merged(read_options(start.config), parsed_settings(start.set))
@@ -177,7 +177,7 @@ def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, A
 
 def _planned(path: Path, values: dict[str, Any], given: dict[str, Any]) -> Any:
     """The plan in a file, whose batch and lengths become those of the run."""
-    from toolkit.cli_options import MODEL_FLAGS
+    from toolkit.cli.options import MODEL_FLAGS
     from toolkit.planning import load_plan
 
     saved = load_plan(path)

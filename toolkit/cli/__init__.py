@@ -1,0 +1,1 @@
+"""The command `toolkit`: one file per group of subcommands."""
