@@ -21,6 +21,7 @@ from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.grade.fit import STEP_NOISE, Row, fit, median_error
+from toolkit.planning.memory.gpus import GIB, gpu_peak
 from toolkit.planning.memory.sizes import share_of
 from toolkit.planning.models import model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, predict
@@ -278,9 +279,17 @@ def by_group(rows: Sequence[Published]) -> dict[tuple[str, str], list[Published]
 def peak_errors(rows: Sequence[Published]) -> list[float]:
     """Relative errors of predicted memory, of those rows whose peak was published."""
     known = [each for each in rows if "memory" in each.row]
-    return [
-        each.prediction.memory.total / (each.row["memory"]["gib"] * 2**30) - 1 for each in known
-    ]
+    return [_shown(each) / (each.row["memory"]["gib"] * GIB) - 1 for each in known]
+
+
+def _shown(each: Published) -> int:
+    """Bytes that the tool shows by which the row was measured."""
+    found, row = each.prediction, each.row
+    peak = gpu_peak(
+        found.memory, found.config, found.strategy, row["batch"], row["sequence_length"],
+        precision=row["precision"], old_kernels=row["source"] in BEFORE_2022,
+    )  # fmt: skip
+    return peak.total if row["memory"]["measure"] == "nvidia-smi" else peak.reserved
 
 
 def grade_published(path: Path) -> str:

@@ -1,0 +1,93 @@
+"""What a GPU's tools show while PyTorch trains: predicted memory, and what stands beside it.
+
+    PyTorch's reserved peak  = (model + activations + working) (1 + slack)
+    nvidia-smi's total       = reserved + communication + framework
+
+Programs with sharded optimisers (ZeRO-1) keep weights and gradients whole, in 16 bits, and float32
+copies of both only in shards; but gradients in bfloat16 are added up in whole float32 copies.
+Before 2022 the residual stream was whole on every chip of "tensor", and attention stored its
+scores.
+"""
+
+from typing import NamedTuple
+
+from toolkit.looped import LoopedConfig
+from toolkit.planning.memory.categories import Memory
+from toolkit.planning.strategy import Strategy
+
+GIB = 2**30
+SLACK = 0.08
+"""Of PyTorch's caching allocator: reserved beyond allocated (fitted to torchtitan's reports)."""
+FRAMEWORK = round(1.5 * GIB)
+"""The CUDA context and kernels, by BigScience's own count on an A100."""
+COMMUNICATION = round(6.5 * GIB)
+"""NCCL's buffers of all groups and DeepSpeed's gradient buckets (fitted to BigScience's runs)."""
+
+
+class GpuPeak(NamedTuple):
+    """Bytes that a GPU's tools show at the peak of a step.
+
+    Attributes:
+        weights: as the forward pass reads them, with gathered copies.
+        gradients: as they are added up.
+        optimizer: moments, and float32 copies of the weights.
+        activations: kept by the forward pass for the backward pass.
+        working: intermediates of one layer, or logits.
+        allocator: reserved by PyTorch beyond that.
+        communication: buffers of NCCL and of gradients on their way.
+        framework: the CUDA context and kernels.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    allocator: int
+    communication: int
+    framework: int
+
+    @property
+    def reserved(self) -> int:
+        """What PyTorch reports."""
+        return sum(self[:6])
+
+    @property
+    def total(self) -> int:
+        """What nvidia-smi reports."""
+        return sum(self)
+
+
+def gpu_peak(
+    memory: Memory,
+    config: LoopedConfig,
+    strategy: Strategy,
+    batch: int,
+    length: int,
+    *,
+    precision: str,
+    old_kernels: bool,
+) -> GpuPeak:
+    """Memory as a GPU's tools show it.
+
+    Args:
+        memory: predicted for this plan.
+        config, strategy, batch, length: the plan.
+        precision: "fp16" or "bf16", of products.
+        old_kernels: as in `Constants`; layers must be computed anew whole.
+    """
+    weights, gradients = memory.parameters + memory.gathered, memory.gradients
+    optimizer, activations, working = memory.optimizer, memory.activations, memory.working
+    if strategy.shard_optimizer:
+        numbers = memory.parameters // 4
+        is_half = precision == "fp16"
+        weights, gradients = 2 * numbers, (2 if is_half else 6) * numbers
+        optimizer = memory.optimizer // 8 * (16 if is_half else 12)
+    if old_kernels:
+        activations *= strategy.tensor
+        tokens = batch // (strategy.batch_shards * strategy.microbatches) * length
+        scores = 5 * config.heads * length / config.width / strategy.tensor
+        working = round(tokens * config.width * (10 + 24 / strategy.tensor + scores))
+    inner = (weights, gradients, optimizer, activations, working)
+    spread = strategy.chips > 1
+    return GpuPeak(*inner, round(SLACK * sum(inner)), COMMUNICATION * spread, FRAMEWORK)
