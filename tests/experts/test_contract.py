@@ -12,6 +12,7 @@ from tiers import by_night
 from toolkit.experts import (
     ACTIVATIONS,
     ROUTERS,
+    WITHOUT_GATE,
     expert_loads,
     mixture,
     mixture_reference,
@@ -47,6 +48,7 @@ def draw(row, tokens=(7,), experts=EXPERTS, chosen=CHOSEN, dtype=jnp.float32, se
     )
     shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
     weights = [normal(experts, *shape) for shape in shapes]
+    weights[0] = None if row.activation in WITHOUT_GATE else weights[0]
     drawn = {name: normal(experts, s[1]) for name, s in zip(BIASES, shapes, strict=True)}
     named = {
         "activation": ACTIVATIONS[row.activation],
@@ -83,7 +85,7 @@ def value_and_gradient(name, form=None):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "nemotron_h"])
 def test_value_and_gradient_of_the_equation_in_float64(name, form):
     """The other rows have the experts of these and other shares, which the equation takes alike."""
     close(value_and_gradient(name, form), value_and_gradient(name), EXACT)

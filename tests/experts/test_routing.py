@@ -238,7 +238,7 @@ X = jnp.ones((2, 4))
         (lambda: mixture(X, route(ONES[:1], 2), *W), "routing must be of tokens"),
         (lambda: mixture(X, route(ONES[:, :4], 2), *W), "and 8 experts; got"),
         (lambda: mixture(X, route(ONES, 2), W[0], W[1], W[1]), "down"),
-        (lambda: mixture(jnp.ones((2, 5)), route(ONES, 2), *W), "gate must have width 5"),
+        (lambda: mixture(jnp.ones((2, 5)), route(ONES, 2), *W), "up must have width 5"),
         (lambda: mixture(X, route(ONES, 2), *W, implementation="fast"), "implementation must be"),
         (lambda: mixture(X, route(ONES, 2), *W, implementation="ragged"), "runs on TPUs and GPUs"),
         (lambda: mixture(X, route(ONES, 2), *W, implementation="pallas"), "runs on TPUs"),

@@ -15,7 +15,7 @@ Experts (`mixture.py`)
     mixture                the chosen experts on their tokens; no token is dropped
     mixture_reference      the equation, token by token
     shared_expert          the expert that every token passes, and its gate
-    silu_gate, clamped_gate   activations, by name in ACTIVATIONS
+    silu_gate, clamped_gate, squared_relu   activations, by name in ACTIVATIONS
     products.py, blocks.py    the forms that `implementation` names
     best_known.py          the form for each platform, with the evidence
 
@@ -41,11 +41,13 @@ from toolkit.experts.losses import (
 )
 from toolkit.experts.mixture import (
     ACTIVATIONS,
+    WITHOUT_GATE,
     clamped_gate,
     mixture,
     mixture_reference,
     shared_expert,
     silu_gate,
+    squared_relu,
 )
 from toolkit.experts.routing import Routing, expert_loads, route, router_logits
 from toolkit.experts.rules import ROUTERS, Router
@@ -53,6 +55,7 @@ from toolkit.experts.rules import ROUTERS, Router
 __all__ = [
     "ACTIVATIONS",
     "ROUTERS",
+    "WITHOUT_GATE",
     "Router",
     "Routing",
     "RoutingStatistics",
@@ -69,6 +72,7 @@ __all__ = [
     "routing_statistics",
     "shared_expert",
     "silu_gate",
+    "squared_relu",
     "updated_choice_bias",
     "z_loss",
 ]

@@ -53,7 +53,7 @@ def in_best_form(
     implementation: str | None, activation: Activation, x: Array, experts: Array, weights: Weights
 ) -> Array:
     """The outputs of all pairs, in the form asked for, or in the best known of the platform."""
-    count = weights.gate.shape[0]
+    count = weights.up.shape[0]
     # No form may count an index below 0 from the end.
     x, experts, weights = vary_alike((x, jnp.where(experts < 0, count, experts), weights))
     if implementation is not None:

@@ -32,7 +32,7 @@ BLOCK = 16
 
 def blocks(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
     """A loop over blocks of 16; forward mode and second derivatives by copies of the weights."""
-    places = layout(experts, weights.gate.shape[0], BLOCK)
+    places = layout(experts, weights.up.shape[0], BLOCK)
     return _looped(activation)((x, weights), places)[0]
 
 

@@ -65,15 +65,40 @@ def clamped_gate(
     return (up + 1) * gate * jax.nn.sigmoid(1.702 * gate)
 
 
-ACTIVATIONS: dict[str, Activation] = {"silu": silu_gate, "clamped": clamped_gate}
+@checked
+def squared_relu(up: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
+    """The activation of Nemotron's experts, which have no gate: relu(up)^2.
+
+    Args:
+        up: [..., hidden].
+
+    Returns:
+        [..., hidden].
+
+    Source: So et al., "Primer", 2021, arXiv:2109.08668; NVIDIA, "Nemotron 3 Nano", 2025,
+        arXiv:2512.20848.
+
+    Example:
+        >>> squared_relu(jnp.array([-1.0, 3.0])).tolist()
+        [0.0, 9.0]
+    """
+    return jnp.square(jax.nn.relu(up))
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": silu_gate, "clamped": clamped_gate, "relu2": squared_relu,
+}  # fmt: skip
 """Activations of experts by name."""
+
+WITHOUT_GATE = ("relu2",)
+"""Those of one array."""
 
 
 @checked
 def mixture(
     x: Float[Array, "*tokens width"],
     routing: Routing,
-    gate: Float[Array, "experts width hidden"],
+    gate: Float[Array, "experts width hidden"] | None,
     up: Float[Array, "experts width hidden"],
     down: Float[Array, "experts hidden width"],
     *,
@@ -93,14 +118,15 @@ def mixture(
     Args:
         x: tokens [..., width].
         routing: from `route` for these tokens.
-        gate: G [experts, width, hidden].
+        gate: G [experts, width, hidden]; None: experts without a gate, act(x U_i(j) + b_i(j)).
         up: U [experts, width, hidden].
         down: D [experts, hidden, width].
         gate_bias: a [experts, hidden], or None.
         up_bias: b [experts, hidden], or None.
         down_bias: c [experts, width], or None.
         activation: elementwise function of two arrays [rows, hidden]: `silu_gate`, `clamped_gate`
-            or any other; a new function at every call compiles anew.
+            or any other; without a gate of one, such as `squared_relu`. A new function at every
+            call compiles anew.
         implementation: the form (`toolkit/experts/products.py` says what each computes); None: the
             best known for the platform (`toolkit/experts/best_known.py`).
 
@@ -139,7 +165,7 @@ def _mixture(x, routing, weights, *, activation, implementation):
 def mixture_reference(
     x: Float[Array, "*tokens width"],
     routing: Routing,
-    gate: Float[Array, "experts width hidden"],
+    gate: Float[Array, "experts width hidden"] | None,
     up: Float[Array, "experts width hidden"],
     down: Float[Array, "experts hidden width"],
     *,
@@ -185,9 +211,13 @@ def mixture_reference(
 
 def fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -> Weights:
     """The weights of all experts, checked against the tokens."""
-    count, width, hidden = gate.shape
+    count, width, hidden = up.shape
     if x.shape[-1] != width:
-        raise ValueError(f"gate must have width {x.shape[-1]}, as x has; got shape {gate.shape}")
+        raise ValueError(f"up must have width {x.shape[-1]}, as x has; got shape {up.shape}")
+    if gate is not None:
+        check_shape("gate", gate, up.shape, "experts width hidden")
+    elif gate_bias is not None:
+        raise ValueError("gate_bias: experts without a gate have none; wanted None")
     check_shape("down", down, (count, hidden, width), "experts hidden width")
     if down_bias is not None:
         check_shape("down_bias", down_bias, (count, width), "experts width")
@@ -206,7 +236,7 @@ def fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -
 @checked
 def shared_expert(
     x: Float[Array, "*tokens width"],
-    gate: Float[Array, "width hidden"],
+    gate: Float[Array, "width hidden"] | None,
     up: Float[Array, "width hidden"],
     down: Float[Array, "hidden width"],
     *,
@@ -219,7 +249,7 @@ def shared_expert(
 
     Args:
         x: tokens [..., width].
-        gate: G [width, hidden]; several shared experts are concatenated.
+        gate: G [width, hidden], or None; several shared experts are concatenated.
         up: U [width, hidden].
         down: D [hidden, width].
         output_gate: w [width, 1], as Qwen3-Next has it; None: no gate, as in DeepSeek.
@@ -236,8 +266,8 @@ def shared_expert(
         >>> shared_expert(jnp.ones((3, 4)), *[jnp.ones((4, 6))] * 2, jnp.ones((6, 4))).shape
         (3, 4)
     """
-    if x.shape[-1] != gate.shape[0]:
-        raise ValueError(f"gate must have {x.shape[-1]} rows, as x has width; got {gate.shape}")
+    if x.shape[-1] != up.shape[0]:
+        raise ValueError(f"up must have {x.shape[-1]} rows, as x has width; got {up.shape}")
     y = expert(activation, x, Weights(gate, up, down))
     if output_gate is not None:
         y *= jax.nn.sigmoid(precise_einsum("...d,do->...o", x, output_gate))

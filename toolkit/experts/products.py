@@ -25,15 +25,16 @@ from toolkit.attention.execution.derivatives import differentiable
 from toolkit.attention.execution.platforms import run_on
 from toolkit.attention.execution.precision import accumulator, product_precision
 
-Activation = Callable[[Array, Array], Array]
+Activation = Callable[..., Array]
 TILE = 128
 PADDED_BLOCK = 128
 
 
 class Weights(NamedTuple):
-    """The weights of all experts or, inside a function of one expert, of one."""
+    """The weights of all experts or, inside a function of one expert, of one; the gate is None
+    where experts have none."""
 
-    gate: Float[Array, "*experts width hidden"]
+    gate: Float[Array, "*experts width hidden"] | None
     up: Float[Array, "*experts width hidden"]
     down: Float[Array, "*experts hidden width"]
     gate_bias: Float[Array, "*experts hidden"] | None = None
@@ -54,14 +55,15 @@ def expert(activation: Activation, x: Array, weights: Weights, times: Callable =
         made = times(x, matrix)
         return made if bias is None else made + bias.astype(made.dtype)
 
-    gate = affine(x, weights.gate, weights.gate_bias)
-    up = affine(x, weights.up, weights.up_bias)
-    return affine(activation(gate, up).astype(x.dtype), weights.down, weights.down_bias)
+    made = [affine(x, weights.up, weights.up_bias)]
+    if weights.gate is not None:
+        made = [affine(x, weights.gate, weights.gate_bias), *made]
+    return affine(activation(*made).astype(x.dtype), weights.down, weights.down_bias)
 
 
 def dense(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
     """All experts of all tokens."""
-    count = weights.gate.shape[0]
+    count = weights.up.shape[0]
     # Tokens are 0 for experts that they did not choose, so that NaN does not spread between them.
     is_chosen = (experts[None] == jnp.arange(count)[:, None, None]).any(-1)
     rows = jnp.where(is_chosen[..., None], x[None], 0)
@@ -136,7 +138,7 @@ def by_pair(out: Array, places: Layout) -> Array:
 
 def padded(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
     """Blocks of 128, and a copy of the weights for each."""
-    places = layout(experts, weights.gate.shape[0], PADDED_BLOCK)
+    places = layout(experts, weights.up.shape[0], PADDED_BLOCK)
     return in_blocks(activation, x, places, weights)
 
 
@@ -217,7 +219,7 @@ def grouped(
     weights: Weights,
 ) -> Array:
     """Pairs by expert, and times(sizes, rows, matrices) for the products of all experts."""
-    count = weights.gate.shape[0]
+    count = weights.up.shape[0]
     flat, chosen = experts.ravel(), experts.shape[1]
     pairs = flat.size
     order = jnp.argsort(flat, stable=True)

@@ -75,6 +75,9 @@ ROUTERS: Registry[Router] = Registry(
         "kimi_k2": _like_v3("Kimi K2, 2025, arXiv:2507.20534", scale=2.827),
         "kimi_linear": _like_v3("Kimi Linear, 2025, arXiv:2510.26692", scale=2.446),
         "glm4_moe": _like_v3("GLM-4.5, 2025, arXiv:2508.06471"),
+        "nemotron_h": _like_v3("Nemotron 3 Nano, 2025, arXiv:2512.20848")._replace(
+            activation="relu2"
+        ),
         "gpt_oss": _row("gpt-oss model card, 2025, arXiv:2508.10925")._replace(
             has_logit_bias=True, activation="clamped", has_biases=True
         ),

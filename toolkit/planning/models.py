@@ -55,6 +55,12 @@ def model_of(model: LoopedConfig | str) -> LoopedConfig:
         raise ValueError(
             f"model: feed_forwards={config.feed_forwards!r} is not modelled; want 'swiglu', 'moe'"
         )
+    if "moe" in config.feed_forward_words:
+        for name, wanted in (("has_gate", True), ("latent_size", None)):
+            if (value := getattr(config.moe, name)) != wanted:
+                raise ValueError(
+                    f"model: experts with {name} {value!r} are not modelled; want {wanted!r}"
+                )
     return config
 
 

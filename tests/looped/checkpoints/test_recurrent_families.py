@@ -132,6 +132,16 @@ NEMOTRON = {
     "layer_norm_epsilon": 1e-3,
     "time_step_min": 0.8,
 }
+NEMOTRON_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "routed_scaling_factor": 1.5,
+    "n_group": 4,
+    "topk_group": 2,
+}
 FALCON = {
     "intermediate_size": 40,
     "num_attention_heads": 4,
@@ -161,6 +171,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("FalconH1", FALCON),
     "falcon_h1 normed": ("FalconH1", FALCON | NORMED),
     "nemotron_h": ("NemotronH", NEMOTRON),
+    "nemotron_h experts": ("NemotronH", NEMOTRON | NEMOTRON_EXPERTS),
+    "nemotron_h latent experts": (
+        "NemotronH",
+        NEMOTRON | NEMOTRON_EXPERTS | {"moe_latent_size": 24},
+    ),
     "minimax": ("MiniMax", MINIMAX),
     "kimi_linear": ("KimiLinear", KIMI),
     "granitemoehybrid": (
@@ -210,6 +225,11 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
         {"options": {"mlp": {"activation": "relu"}}},
         {"norm_epsilon": 1e-5},
     ],
+    "nemotron_h latent experts": [
+        {"options": {"moe": {"scale": 1.0}}},
+        {"options": {"moe": {"normalise": False}}},
+        {"options": {"moe": {"groups": 1, "chosen_groups": 1}}},
+    ],
     "minimax": [
         {"carry_norm": False},
         {"stream_scale": 1.0},
@@ -217,7 +237,7 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
         {"options": {"full": {"rotary_fraction": 0.5}}},
     ],
 }
-BY_DAY = {"granitemoehybrid", "kimi_linear", "lfm2"}
+BY_DAY = {"granitemoehybrid", "kimi_linear", "lfm2", "nemotron_h latent experts"}
 
 
 def published(name, folder):
@@ -295,7 +315,11 @@ REFUSED = [
     ("kimi_linear", {"linear_attn_config": LINEAR | {"kda_layers": [1]}}, "layers 1 to 3, each"),
     ("minimax", {"mlp_alpha_factor": 2.0}, "mlp_alpha_factor 2.0; known is full_attn_alpha_factor"),
     ("minimax", {"sliding_window": 4}, "sliding_window 4; known is None"),
-    ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "whose experts have no gat"),
+    (
+        "nemotron_h",
+        {"layers_block_type": ["linear_attention", "moe"], "mlp_bias": True},
+        "mlp_bias",
+    ),
     ("nemotron_h", {"layers_block_type": ["mlp"]}, "layer 'mlp', which follows no mixer"),
     ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate True; known is False"),
     ("falcon_h1", {"projectors_bias": True}, "projectors_bias True; known is False"),

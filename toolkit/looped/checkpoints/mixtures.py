@@ -16,7 +16,10 @@ from toolkit.looped.checkpoints.rules import WeightRule, as_it_is, projection, s
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Where config.json says the number of experts."""
 
-READS_NORM_TOPK = ("qwen3_moe", "qwen3_next", "olmoe", "deepseek_v3", "kimi_k2", "glm4_moe")
+READS_NORM_TOPK = (
+    "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v3", "kimi_k2", "glm4_moe",
+    "nemotron_h",
+)  # fmt: skip
 """Families whose models read `norm_topk_prob`; all others have the rule of their row."""
 
 HIDDEN_IS_OF_EXPERTS = ("mixtral", "olmoe", "gpt_oss")
@@ -67,6 +70,8 @@ def mixture_fields(router: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(settings) -> list[str]:
     layers = range(settings["num_hidden_layers"])
+    if (kinds := settings.get("fed_types")) is not None:
+        return kinds.split()
     kinds = settings.get("mlp_layer_types")
     if isinstance(kinds, list) and len(kinds) == len(layers):
         return ["moe" if kind == "sparse" else "swiglu" for kind in kinds]
@@ -107,6 +112,8 @@ def mixture_rules(
     """The rules of one "moe" layer, in the spelling that the checkpoint has."""
     if router == "gpt_oss":
         return _GPT_OSS
+    if router == "nemotron_h":
+        return _nemotron_rules(options, f"{here}mixer.experts.up_proj" in names)
     if f"{here}{OF_MIXTURES}.input_linear.weight" in names:
         return _GRANITE
     is_mixtral = any(name.startswith(f"{here}{OF_MIXTURES}.") for name in names)
@@ -168,6 +175,26 @@ _GPT_OSS = (
     as_it_is("experts.down", "mlp.experts.down_proj"),
     as_it_is("experts.down_bias", "mlp.experts.down_proj_bias"),
 )
+
+
+def _nemotron_rules(options: Any, is_fused: bool) -> tuple[WeightRule, ...]:
+    """Experts without a gate, perhaps between two projections of all tokens."""
+    rules = [
+        projection("router", "mlp.gate.weight"),
+        vector("router.choice_bias", "mlp.gate.e_score_correction_bias"),
+    ]
+    for part in ("up", "down"):
+        theirs = [f"mlp.experts.{n}.{part}_proj.weight" for n in range(options.experts)]
+        fused = _renamed(_fused_down(""), f"mlp.experts.{part}_proj")._replace(
+            ours=(f"experts.{part}",)
+        )
+        rules.append(fused if is_fused else stacked(f"experts.{part}", theirs))
+        if options.shared_hidden is not None:
+            rules.append(projection(f"shared.{part}", f"mlp.shared_experts.{part}_proj.weight"))
+    if options.latent_size is not None:
+        rules.append(projection("latent_down", "mlp.fc1_latent_proj.weight"))
+        rules.append(projection("latent_up", "mlp.fc2_latent_proj.weight"))
+    return tuple(rules)
 
 
 def _renamed(rule: WeightRule, theirs: str) -> WeightRule:

@@ -88,7 +88,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         folder = OF_MIXTURES if is_named_moe else "mlp"
         rules = () if fed in ("moe", "none") else _dense(family, fed, config, folder)
         if fed == "moe" and family.router is not None:
-            rules = mixture_rules(family.router, config.moe, here, names)
+            rules = mixture_rules(family.router, config.moe, beside, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule, layer))
         own = norms(fed, layer)
         fed_norms = tuple(r for r in own if beside != here and r.ours[0].startswith("feed"))

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from toolkit.experts import (
     ACTIVATIONS,
+    WITHOUT_GATE,
     Routing,
     mixture,
     route,
@@ -19,7 +20,8 @@ from toolkit.experts import (
 )
 from toolkit.experts.routing import check_choice
 from toolkit.looped.feed_forward.layer import FeedForwardLayer
-from toolkit.looped.feed_forward.swiglu import SwiGLU
+from toolkit.looped.feed_forward.swiglu import MLP, SwiGLU
+from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerOptions
 
 
@@ -40,7 +42,10 @@ class MixtureOptions(LayerOptions):
         scores, groups, chosen_groups, group_score, normalise, scale: see `route`.
         choice_bias: keep a `ChoiceBias` per expert, which `updated_choice_bias` moves.
         router_bias: add a learned bias to the logits.
-        activation: "silu", or "clamped" as in gpt-oss.
+        activation: "silu"; "clamped" as in gpt-oss; "relu2", of experts without a gate, as in
+            Nemotron 3.
+        latent_size: width of what the routed experts read and write, projected from the stream and
+            back, as in Nemotron 3 Super (None: the stream's).
         biases: add biases to the experts' projections.
     """
 
@@ -57,8 +62,9 @@ class MixtureOptions(LayerOptions):
     scale: float = 1.0
     choice_bias: bool = False
     router_bias: bool = False
-    activation: Literal["silu", "clamped"] = "silu"
+    activation: Literal["silu", "clamped", "relu2"] = "silu"
     biases: bool = False
+    latent_size: int | None = None
 
     @classmethod
     def tiny(cls) -> "MixtureOptions":
@@ -71,6 +77,11 @@ class MixtureOptions(LayerOptions):
         """Keywords of `route`."""
         names = ("scores", "groups", "chosen_groups", "group_score", "normalise", "scale")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether experts have a gate."""
+        return self.activation not in WITHOUT_GATE
 
 
 class Router(nnx.Module):
@@ -87,7 +98,8 @@ class Router(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """The parameters of all experts, stacked: [experts, width, hidden] and back."""
+    """The parameters of all experts, stacked: [experts, width, hidden] and back; the gate and its
+    bias may be None."""
 
     def __init__(
         self, width: int, hidden: int, options: MixtureOptions, down_std: float, rngs: nnx.Rngs
@@ -96,14 +108,15 @@ class Experts(nnx.Module):
             initializer = nnx.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
             return nnx.Param(initializer(rngs.params(), (options.experts, inputs, outputs)))
 
-        def bias(size: int) -> Any:
-            has_biases = options.biases
+        def bias(size: int, has_biases: bool = options.biases) -> Any:
             return nnx.Param(jnp.zeros((options.experts, size))) if has_biases else nnx.data(None)
 
-        self.gate = draw(width, hidden, width**-0.5)
+        has_gate = options.has_gate
+        self.gate = draw(width, hidden, width**-0.5) if has_gate else nnx.data(None)
         self.up = draw(width, hidden, width**-0.5)
         self.down = draw(hidden, width, down_std)
-        self.gate_bias, self.up_bias, self.down_bias = bias(hidden), bias(hidden), bias(width)
+        self.gate_bias = bias(hidden, options.biases and has_gate)
+        self.up_bias, self.down_bias = bias(hidden), bias(width)
 
 
 class MixtureLayer(FeedForwardLayer):
@@ -112,11 +125,13 @@ class MixtureLayer(FeedForwardLayer):
     Attributes:
         router: `Router`; its logits are float32 for every compute type.
         experts: `Experts`.
-        shared: a `SwiGLU` for all tokens, or None.
+        shared: a `SwiGLU` or `MLP` for all tokens, or None.
+        latent_down, latent_up: projections to the experts' width and back, or None.
         shared_gate: [width, 1], or None.
 
     Source: `toolkit.experts.ROUTERS` names the papers; Dai et al., "DeepSeekMoE", 2024,
-        arXiv:2401.06066 (shared experts).
+        arXiv:2401.06066 (shared experts); NVIDIA, "Nemotron 3 Super", 2026, arXiv:2604.12374
+        (latent size).
     """
 
     word: ClassVar[str] = "moe"
@@ -126,11 +141,16 @@ class MixtureLayer(FeedForwardLayer):
         options, width, dtype = self.options_of(config), config.width, config.compute_dtype
         hidden, none = options.hidden or config.feed_forward_size, nnx.data(None)
         self.router = Router(width, options, rngs)
-        self.experts = Experts(width, hidden, options, down_std(hidden, width), rngs)
+        inner, std = options.latent_size or width, down_std(hidden, width)
+        self.experts = Experts(inner, hidden, options, std, rngs)
+        self.latent_down, self.latent_up = none, none
+        if options.latent_size is not None:
+            self.latent_down = linear(width, inner, dtype, rngs, std=width**-0.5)
+            self.latent_up = linear(inner, width, dtype, rngs, std=inner**-0.5)
         self.shared, self.shared_gate = none, none
         if (size := options.shared_hidden) is not None:
-            std = down_std(size, width)
-            self.shared = SwiGLU(width, size, down_std=std, dtype=dtype, rngs=rngs)
+            how = {"down_std": down_std(size, width), "dtype": dtype, "rngs": rngs}
+            self.shared = (SwiGLU if options.has_gate else MLP)(width, size, **how)
             if options.shared_gate:
                 self.shared_gate = nnx.Param(jnp.zeros((width, 1)))
         self.options, self.dtype = options, dtype
@@ -152,16 +172,20 @@ class MixtureLayer(FeedForwardLayer):
         routing = route(logits, options.chosen, choice_bias=bias, **options.switches)
         own = functools.partial(getattr, self.experts)
         names = ("gate_bias", "up_bias", "down_bias")
+        activation = ACTIVATIONS[options.activation]
         y = apply(
-            x,
+            x if self.latent_down is None else self.latent_down(x),
             routing,
             *(cast(own(name)) for name in ("gate", "up", "down")),
             **{name: cast(own(name)) for name in names},
-            activation=ACTIVATIONS[options.activation],
+            activation=activation,
         )
+        y = y if self.latent_up is None else self.latent_up(y)
         if self.shared is not None:
-            kernels = (cast(getattr(self.shared, name).kernel) for name in ("gate", "up", "down"))
-            y += shared_expert(x, *kernels, output_gate=cast(self.shared_gate))
+            projections = [getattr(self.shared, n, None) for n in ("gate", "up", "down")]
+            kernels = [None if p is None else cast(p.kernel) for p in projections]
+            how = {} if options.has_gate else {"activation": activation}
+            y += shared_expert(x, *kernels, output_gate=cast(self.shared_gate), **how)
         return y, routing
 
     @classmethod
@@ -183,8 +207,9 @@ class MixtureLayer(FeedForwardLayer):
     def parameters(cls, config: Any) -> tuple[int, int]:
         options, width = cls.options_of(config), config.width
         hidden = options.hidden or config.feed_forward_size
-        each = 3 * width * hidden + (2 * hidden + width) * options.biases
+        inner, rows = options.latent_size or width, 2 + options.has_gate
+        each = rows * inner * hidden + ((rows - 1) * hidden + inner) * options.biases
         router = options.experts * (width + options.router_bias)
-        shared = 3 * width * (options.shared_hidden or 0) + width * options.shared_gate
-        fixed = router + shared
+        shared = rows * width * (options.shared_hidden or 0) + width * options.shared_gate
+        fixed = router + shared + 2 * width * (options.latent_size or 0)
         return fixed + options.experts * each, fixed + options.chosen * each

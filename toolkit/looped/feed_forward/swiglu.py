@@ -88,22 +88,43 @@ class SwiGLULayer(SwiGLU, FeedForwardLayer):
         return count, count
 
 
-class MLPLayer(FeedForwardLayer):
-    """Feed-forward layer without a gate: y = W_down act(W_up x)."""
+class MLP(nnx.Module):
+    """Feed-forward layer without a gate: y = W_down act(W_up x), act = relu^2 by default."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        down_std: float,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        activation: Activation = "relu2",
+        has_biases: bool = False,
+    ):
+        self.up = linear(width, hidden, dtype, rngs, std=width**-0.5, has_bias=has_biases)
+        self.down = linear(hidden, width, dtype, rngs, std=down_std, has_bias=has_biases)
+        self.activation = activation
+
+    def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+
+class MLPLayer(MLP, FeedForwardLayer):
+    """`MLP` of the model's `feed_forward_size`."""
 
     word: ClassVar[str] = "mlp"
     Options: ClassVar[type[LayerOptions]] = SwiGLUOptions
     can_cut_time: ClassVar[bool] = True
 
     def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
-        width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
-        options, std = self.options_of(config), down_std(hidden, width)
-        has_bias, self.activation = options.biases, options.activation
-        self.up = linear(width, hidden, dtype, rngs, std=width**-0.5, has_bias=has_bias)
-        self.down = linear(hidden, width, dtype, rngs, std=std, has_bias=has_bias)
+        width, hidden = config.width, config.feed_forward_size
+        options, how = self.options_of(config), {"dtype": config.compute_dtype, "rngs": rngs}
+        own = {"activation": options.activation, "has_biases": options.biases}
+        super().__init__(width, hidden, down_std=down_std(hidden, width), **own, **how)
 
     def routed(self, x: Float[Array, "... width"]) -> tuple[Array, None]:
-        return self.down(ACTIVATIONS[self.activation](self.up(x))), None
+        return self(x), None
 
     @classmethod
     def parameters(cls, config: Any) -> tuple[int, int]:

@@ -97,7 +97,7 @@ def _routed(arrays, count: int, mesh: Mesh, tokens: PartitionSpec, switches: tup
 def sharded_mixture(
     x: Float[Array, "*tokens width"],
     routing: Routing,
-    gate: Float[Array, "experts width hidden"],
+    gate: Float[Array, "experts width hidden"] | None,
     up: Float[Array, "experts width hidden"],
     down: Float[Array, "experts hidden width"],
     mesh: Mesh,
@@ -128,7 +128,7 @@ def sharded_mixture(
     Args:
         x: tokens [..., width].
         routing: from `sharded_route` (or `route`) for these tokens.
-        gate: G [experts, width, hidden]; `axes` must divide the experts.
+        gate: G [experts, width, hidden], or None; `axes` must divide the experts.
         up: U [experts, width, hidden].
         down: D [experts, hidden, width].
         mesh: the devices; its axes must be auto axes.
@@ -177,7 +177,7 @@ def sharded_mixture(
         raise ValueError(f"capacity must be above 0; got {capacity}; 1.25 is usual")
     pairs = math.prod(routing.experts.shape) // devices
     of_device = pairs // routing.experts.shape[-1]
-    slots = of_device if capacity is None else expert_slots(pairs, gate.shape[0], capacity)
+    slots = of_device if capacity is None else expert_slots(pairs, up.shape[0], capacity)
     is_cut_inside = any(hidden_axis in names for names in axes_of(tokens))
     way = Way(axes, hidden_axis, is_cut_inside, min(slots, of_device), activation)
 
@@ -247,6 +247,7 @@ def _gathered(weights: Weights, axes: tuple[str, ...]) -> Weights:
         **{
             name: lax.all_gather(getattr(weights, name), axes, axis=at, tiled=True)
             for name, at in dimension.items()
+            if getattr(weights, name) is not None
         }
     )
 
@@ -281,7 +282,7 @@ def _check(
             f"fsdp_axes must be axes of tokens, {tokens}, which cut neither experts nor their "
             f"hidden size; got {wrong[0]!r}"
         )
-    count, width, hidden = weights.gate.shape
+    count, width, hidden = weights.up.shape
     cuts = [(size, names) for size, names in zip(x.shape, axes_of(tokens), strict=False)]
     cuts += [(count, axes), (width, fsdp_axes)]
     names = ["tokens"] * (len(cuts) - 2) + ["experts", "width"]

@@ -42,7 +42,7 @@ def by_all_to_all(
     weights: Weights,
 ) -> tuple[Float[Array, "tokens chosen width"], Bool[Array, "tokens chosen"]]:
     """Every device sends every expert `slots` rows, the first that chose it, and gets them back."""
-    (own, _, _), (tokens, chosen) = weights.gate.shape, experts.shape
+    (own, _, _), (tokens, chosen) = weights.up.shape, experts.shape
     devices, pairs = lax.axis_size(way.axes), experts.size
     count = own * devices
     # A given expert that is none is kept, so that the NaN of its weight shows; nobody computes it.
@@ -102,7 +102,7 @@ def by_gather(
 
 
 def _of_own_pairs(way: Way, x: Array, experts: Array, weights: Weights) -> Array:
-    own = weights.gate.shape[0]
+    own = weights.up.shape[0]
     local = experts - lax.axis_index(way.axes) * own
     is_own = (local >= 0) & (local < own)
     out = in_best_form(None, way.activation, x, jnp.where(is_own, local, own), weights)
@@ -121,7 +121,7 @@ def by_ragged(
     """
 
     def on_tpu(x: Array, experts: Array, weights: Weights) -> Array:
-        (own, width, _), (tokens, chosen) = weights.gate.shape, experts.shape
+        (own, width, _), (tokens, chosen) = weights.up.shape, experts.shape
         devices, here = lax.axis_size(way.axes), lax.axis_index(way.axes)
         is_expert = (experts >= 0) & (experts < own * devices)
         experts = jnp.where(is_expert, experts, own * devices)

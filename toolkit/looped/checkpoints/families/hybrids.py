@@ -48,18 +48,22 @@ def _nemotron_h(settings: dict[str, Any]) -> dict[str, Any]:
         if kind in ("linear_attention", "full_attention"):
             kinds.append(kind)
             fed.append("none")
-        elif kind == "mlp" and fed and fed[-1] == "none":
-            fed[-1] = "mlp"
+        elif kind in ("mlp", "moe") and fed and fed[-1] == "none":
+            fed[-1] = kind
         else:
-            why = "whose experts have no gate" if kind == "moe" else "which follows no mixer"
-            raise ValueError(f"config.json has a layer {kind!r}, {why}: it is not read.")
+            raise ValueError(
+                f"config.json has a layer {kind!r}, which follows no mixer: it is not read."
+            )
+    if "moe" in fed and settings.get("mlp_bias"):
+        raise ValueError("config.json has mlp_bias True; known of layers 'moe' is False.")
     own = {"layer_types": kinds, "fed_types": " ".join(fed), "num_hidden_layers": len(kinds)}
     return settings | own
 
 
 def _written_nemotron_h(settings: dict[str, Any]) -> dict[str, Any]:
     fed, kinds = settings.pop("fed_types").split(), settings.pop("layer_types")
-    del settings["num_hidden_layers"]
+    for name in ("num_hidden_layers", "first_k_dense_replace", "n_shared_experts"):
+        settings.pop(name, None)
     pairs = zip(kinds, fed, strict=True)
     listed = [k for kind, word in pairs for k in (kind, word) if k != "none"]
     return settings | {"layers_block_type": listed}
@@ -147,7 +151,8 @@ HYBRIDS: dict[str, Family] = {
         factors=_falcon_factors, prepared=_falcon_h1, written=_written_falcon_h1,
     ),
     "nemotron_h": Family(
-        "nemotron_h", layers="listed", fed="mlp", is_flat=True, prefix="backbone.",
+        "nemotron_h", router="nemotron_h", layers="listed", fed="mlp", is_flat=True,
+        prefix="backbone.",
         reads={
             "layer_norm_epsilon": scalars.EPSILON,
             "mlp_hidden_act": scalars.ACTIVATION,
@@ -159,10 +164,13 @@ HYBRIDS: dict[str, Family] = {
             "mamba_head_dim": scalars.size("mamba2.value_size"),
             "conv_kernel": scalars.size("mamba2.convolution_size"),
             "time_step_min": scalars.number("mamba2.shortest_step"),
+            "moe_shared_expert_intermediate_size": scalars.size("moe.shared_hidden"),
+            "moe_latent_size": scalars.whole("moe.latent_size"),
         },
         defaults={
             "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "time_step_min": 1e-3,
-            "head_dim": 128,
+            "head_dim": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
         },
         fixed={
             "use_bias": (False, None), "use_conv_bias": (True, None), "sliding_window": (None,),
@@ -171,10 +179,8 @@ HYBRIDS: dict[str, Family] = {
         },
         harmless="expand chunk_size use_mamba_kernels mamba_ssm_cache_dtype time_step_max "
         "time_step_floor time_step_limit rescale_prenorm_residual residual_in_fp32 rope_theta "
-        "num_logits_to_keep n_routed_experts n_shared_experts moe_intermediate_size n_group "
-        "moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap topk_group "
-        "num_experts_per_tok routed_scaling_factor norm_topk_prob mtp_layers_block_type "
-        "rope_parameters mtp_hybrid_override_pattern",
+        "num_logits_to_keep moe_shared_expert_overlap mtp_layers_block_type rope_parameters "
+        "mtp_hybrid_override_pattern",
         words={"linear_attention": "mamba2", "full_attention": "nope"},
         norms={"mixer_norm": "norm", "feed_forward_norm": "norm"},
         names={

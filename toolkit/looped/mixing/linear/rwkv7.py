@@ -86,6 +86,7 @@ class RWKV7Layer(RecurrentLayer):
     Options: ClassVar[type[LayerOptions]] = RWKV7Options
     has_depth: ClassVar[bool] = True
     gate: LowRank
+    shift_value: nnx.Param
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs, depth: tuple[int, int] = (0, 1)):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
@@ -125,7 +126,7 @@ class RWKV7Layer(RecurrentLayer):
         if not cls.options_of(config).value_residual:
             return
         for name in ("prelude_layers", "layers", "coda_layers"):
-            words = getattr(config, name, ())
+            words: tuple[str, ...] = getattr(config, name, ())
             if "rwkv7" in words and words[0] != "rwkv7":
                 raise ValueError(
                     "rwkv7.value_residual mixes in the values of the stack's first layer, which "
