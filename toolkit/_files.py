@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ KEY = "checksum"
 _BLANK = "0" * 64
 _SEAL = re.compile(rb'"checksum":\s?"sha256:([0-9a-f]{64})"')
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+
+
+def unfinished_beside(path: str | os.PathLike) -> Path:
+    """A new name for what becomes this file or folder when it is complete; every writer has its
+    own."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 
 
 def write_whole(path: str | os.PathLike, content: bytes) -> None:

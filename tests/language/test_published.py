@@ -114,6 +114,24 @@ def test_an_empty_prompt_is_the_token_that_starts_a_text(folder):
     assert "".join(stream_text(model, "", 5, **how)) == expected
 
 
+def test_what_no_tokenizer_takes_is_refused_in_one_line(folder, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = load_checkpoint(folder)
+    without = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}))
+
+    def refused(message, prompt="a", **how):
+        with pytest.raises(ValueError, match=message) as refusal:
+            stream_text(model, prompt, 3, **{"tokenizer": load_tokenizer(folder)} | how)
+        assert "\n" not in str(refusal.value)
+
+    refused("the tokenizer cannot encode 'zzz'", "zzz", tokenizer=without)
+    refused("holds bytes that are not UTF-8", "caf\udce9")
+    refused("seed must be a number of 64 bits", seed=2**70)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": true}')
+    with pytest.raises(ValueError, match="eos_token_id is True; it must be a token"):
+        find_special_tokens(tmp_path)
+
+
 @pytest.mark.slow
 def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
     text = tmp_path / "text.txt"

@@ -169,7 +169,7 @@ def _tokens(settings: dict[str, Any], name: str) -> tuple[int, ...]:
     """The token or tokens of a setting; none where it is missing or null."""
     value = settings.get(name)
     tokens = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) and token >= 0 for token in tokens):
+    if not all(type(token) is int and token >= 0 for token in tokens):
         raise ValueError(f"{name} is {value!r}; it must be a token, a list of tokens, or null")
     return tuple(tokens)
 
@@ -229,7 +229,11 @@ def encoded(tokenizer: Any, text: str, start: int | None = None) -> list[int]:
     An empty prompt is these alone, or the token `start`.
     """
     _check_tokenizer(tokenizer)
-    if ids := tokenizer.encode(text).ids:
+    try:
+        ids = tokenizer.encode(text).ids
+    except Exception as error:  # the library raises the bare class
+        raise ValueError(f"prompt: the tokenizer cannot encode {text!r} ({error})") from None
+    if ids:
         return ids
     if start is None:
         raise ValueError(

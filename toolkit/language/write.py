@@ -60,7 +60,12 @@ def stream_text(
     check_vocabulary(tokenizer, model.config.vocabulary)
     if not prompt and tokenizer is None:
         raise ValueError("prompt: got an empty text, wanted at least one character")
-    ids = list(prompt.encode())
+    try:
+        ids = list(prompt.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"prompt: {prompt!r} holds bytes that are not UTF-8") from None
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be a number of 64 bits; got {seed}")
     if tokenizer is not None:
         ids = encoded(tokenizer, prompt, start)
     tokens = jnp.asarray([ids], jnp.int32)

@@ -108,3 +108,21 @@ def test_weights_that_are_no_finite_numbers(folder, change):
     tensors["model.norm.weight"] = change(tensors["model.norm.weight"])
     save_file(tensors, folder / "model.safetensors")
     refused(folder, "tensor 'model.norm.weight' (must hold finite|holds I32)")
+
+
+def test_a_tied_head_with_other_numbers_is_a_question(folder):
+    """transformers 5 would leave it apart, transformers 4 would tie it."""
+    head, file = jnp.ones((11, 8)), folder / "model.safetensors"
+    (folder / "config.json").write_text(json.dumps(SETTINGS | {"tie_word_embeddings": True}))
+    save_file(llama_tensors() | {"lm_head.weight": head}, file)
+    assert load_checkpoint(folder).unembedding is None
+    save_file(llama_tensors() | {"lm_head.weight": head.at[3].set(2.0)}, file)
+    refused(folder, "has other numbers; choose by tied_embedding=True")
+    assert load_checkpoint(folder, tied_embedding=True).unembedding is None
+    apart = load_checkpoint(folder, tied_embedding=False).unembedding
+    assert apart[...][3, 0] == 2.0
+
+
+def test_a_tensor_in_two_files_is_refused(folder):
+    save_file({"model.norm.weight": 2 * jnp.ones(8)}, folder / "other.safetensors")
+    refused(folder, "has the tensor 'model.norm.weight', and so has another file")

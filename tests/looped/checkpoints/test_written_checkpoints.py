@@ -206,3 +206,25 @@ def test_nothing_is_overwritten_and_the_tokenizer_comes_along(tmp_path):
     with pytest.raises(ValueError, match="dtype float16 cannot hold"):
         save_checkpoint(huge, tmp_path / "other", style="llama", dtype="float16")
     assert not (tmp_path / "other").exists()
+
+
+def test_two_writers_of_a_folder_do_not_mix(tmp_path, monkeypatch):
+    """Each writes beside the other; the first to end is kept whole, the second is told."""
+    from toolkit.looped.checkpoints import write
+
+    mine, other = small(pattern="full"), small(pattern="full full")
+    inner = write._write_tensors
+
+    def interrupted(*args):
+        monkeypatch.setattr(write, "_write_tensors", inner)
+        save_checkpoint(other, tmp_path / "model", style="llama")
+        inner(*args)
+
+    monkeypatch.setattr(write, "_write_tensors", interrupted)
+    with pytest.raises(FileExistsError, match="was written by another process meanwhile"):
+        save_checkpoint(mine, tmp_path / "model", style="llama")
+    assert load_checkpoint(tmp_path / "model").config.pattern == "full full"
+    mine.norm.scale[...] *= 1e6  # beyond float16
+    with pytest.raises(ValueError, match="dtype float16 cannot hold"):
+        save_checkpoint(mine, tmp_path / "half", style="llama", dtype="float16")
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit._compat import set_value
-from toolkit._files import json_object
+from toolkit._files import json_object, unfinished_beside
 from toolkit.looped.checkpoints.tensors import (
     StoredTensor,
     check_sizes,
@@ -61,10 +61,13 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
         "version": VERSION,
         "config": json.dumps(dataclasses.asdict(model.config)),
     }
-    unfinished = Path(f"{path}.tmp")
-    with unfinished.open("wb") as file:
-        file.writelines(_in_order(save(arrays, metadata=header)))
-    os.replace(unfinished, path)
+    unfinished = unfinished_beside(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.writelines(_in_order(save(arrays, metadata=header)))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 @checked

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from toolkit._checks import checked
@@ -106,12 +107,14 @@ def load_checkpoint(
     except ValueError as error:
         raise ValueError(f"{_named(source)}: {error}") from error
     check_sizes(config, tensors, _named(source))
+    endings = ("embed_tokens.weight", "embed_in.weight")
+    found = [(name, name.removesuffix(e)) for e in endings for name in tensors if name.endswith(e)]
+    prefix = found[0][1] if found else family.prefix
     if config.tied_embedding:
         for name in heads:
-            tensors.pop(name, None)  # a second copy of the embedding
-    endings = ("embed_tokens.weight", "embed_in.weight")
-    found = [name.removesuffix(e) for e in endings for name in tensors if name.endswith(e)]
-    prefix = found[0] if found else family.prefix
+            head = tensors.pop(name, None)  # a second copy of the embedding
+            if head is not None and found and "tied_embedding" not in fields:
+                _check_copy(name, head, found[0][0], tensors[found[0][0]])
     return _filled(config, parts(family, config, prefix, tensors), tensors, style)
 
 
@@ -137,6 +140,15 @@ def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedL
                 # Blocks, because the tensors of many rules would otherwise pile up in memory.
                 set_value(parameter, jax.block_until_ready(array))
     return model
+
+
+def _check_copy(name: str, head: Any, embedding: str, table: Any) -> None:
+    """Refuse a tied head whose tensor is another than the embedding's."""
+    if head.shape != table.shape or not (np.asarray(head.read()) == np.asarray(table.read())).all():
+        raise ValueError(
+            f"config.json ties the head to {embedding}, and {name} has other numbers; choose by "
+            "tied_embedding=True (the embedding) or False (a head of its own)."
+        )
 
 
 def _without_guesses(tensors, settings):

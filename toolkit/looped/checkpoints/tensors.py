@@ -61,6 +61,11 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
         for name in opened.keys():  # noqa: SIM118
             part = opened.get_slice(name)
             read = functools.partial(_read, file, opened.get_tensor, name, part.get_dtype())
+            if name in found:
+                raise ValueError(
+                    f"{file} has the tensor {name!r}, and so has another file of its folder; "
+                    "wanted each once."
+                )
             found[name] = StoredTensor(tuple(part.get_shape()), read)
     return found
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit._files import unfinished_beside
 from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.files import check_finite
 from toolkit.looped.checkpoints.models import parts
@@ -101,20 +102,30 @@ def save_checkpoint(
     written = settings_of(style, model.config)
     check_settings(style, model.config, written)
     written |= {"dtype": dtype, **(settings or {})}
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = unfinished_beside(folder)
     unfinished.mkdir(parents=True)
-    _write_json(unfinished / "config.json", written)
-    ids = {name: written[name] for name in GENERATION if written.get(name) is not None}
-    if ids:
-        _write_json(unfinished / "generation_config.json", ids)
-    for name in TOKENIZER_FILES if tokenizer is not None else ():
-        if (file := Path(tokenizer or "") / name).is_file():
-            shutil.copy(file, unfinished / name)
-    _write_tensors(model, style, unfinished, dtype, shard_bytes)
-    if folder.exists():
-        folder.rmdir()
-    os.replace(unfinished, folder)
+    try:
+        _write_json(unfinished / "config.json", written)
+        ids = {name: written[name] for name in GENERATION if written.get(name) is not None}
+        if ids:
+            _write_json(unfinished / "generation_config.json", ids)
+        for name in TOKENIZER_FILES if tokenizer is not None else ():
+            if (file := Path(tokenizer or "") / name).is_file():
+                shutil.copy(file, unfinished / name)
+        _write_tensors(model, style, unfinished, dtype, shard_bytes)
+        _appear(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _appear(complete: Path, folder: Path) -> None:
+    """Give a complete folder its name, unless another writer was faster."""
+    try:
+        if folder.exists():
+            folder.rmdir()
+        os.replace(complete, folder)
+    except OSError as error:
+        raise FileExistsError(f"{folder} was written by another process meanwhile.") from error
 
 
 def _write_tensors(model: LoopedLM, style: str, folder: Path, dtype: str, most: int) -> None:
