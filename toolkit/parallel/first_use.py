@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
@@ -30,6 +31,7 @@ from toolkit.parallel.dataflow.programs import (
     inner_program,
     scan_counts,
 )
+from toolkit.parallel.shared_weights import Copies, copies_of, product_of_copies
 
 _PRODUCTS = ("dot_general", "conv_general_dilated", "gather", "ragged_dot", "ragged_dot_general")
 
@@ -96,6 +98,8 @@ class FirstUse:
                 results = self._rematerialised(equation, inner, given)
             elif name == "scan":
                 results = self._scan(equation, given)
+            elif name == "convert_element_type" and isinstance(given[0], Copies):
+                results = [given[0].astype(equation.params["new_dtype"])]
             elif name == "convert_element_type" and isinstance(given[0], Shard):
                 value = given[0].value.astype(equation.params["new_dtype"])
                 results = [dataclasses.replace(given[0], value=value)]
@@ -105,6 +109,8 @@ class FirstUse:
                 for one, result in zip(group, self._columns(group, x, shards), strict=True):
                     known |= zip(one.outvars, self.keep(one, [result]), strict=True)
                 continue
+            elif (result := self._of_copies(equation, given)) is not None:
+                results = self.keep(equation, [result])
             else:
                 given = self._whole(given)
                 known |= {
@@ -118,9 +124,32 @@ class FirstUse:
 
     def _whole(self, values: Sequence[Any]) -> list[Any]:
         return [
-            self.gather(one.value, one.inner_spec) if isinstance(one, Shard) else one
+            self.gather(one.value, one.inner_spec)
+            if isinstance(one, Shard)
+            else one.whole
+            if isinstance(one, Copies)
+            else one
             for one in values
         ]
+
+    def _of_copies(self, equation: Any, given: list[Any]) -> Array | None:
+        """The product of shared weights with rows of the batch, device by device."""
+        are_copies = [isinstance(one, Copies) for one in given]
+        if equation.primitive.name != "dot_general" or sum(are_copies) != 1:
+            return None
+        left, right = (one if isinstance(one, Copies) else self._whole([one])[0] for one in given)
+        rows = self.rows(equation.invars[are_copies.index(False)])
+        return product_of_copies(equation, left, right, rows)
+
+    def _copied(self, variable: Any, value: Any) -> Any:
+        """A weight that a loop shares, with copies for each part of the batch."""
+        if isinstance(value, Copies):
+            return value
+        (value,) = self._whole([value])
+        is_weight = value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
+        if self.mesh is None or not is_weight or self.rows(variable) is not None:
+            return value
+        return copies_of(value, self.mesh, self.batch)
 
     def _is_column(self, product: Any, known: dict[Any, Any]) -> bool:
         """Whether another axis than the batch's cuts only kept dimensions of a right operand."""
@@ -183,7 +212,11 @@ class FirstUse:
     def _scan(self, equation: Any, given: list[Any]) -> list[Any]:
         params, body = equation.params, equation.params["jaxpr"]
         constants, carries = scan_counts(equation, body.jaxpr)
-        once = self._whole(given[: constants + carries])  # weights that every trip shares
+        carried = self._whole(given[constants : constants + carries])
+        shared = [  # by every trip
+            self._copied(one, value)
+            for one, value in zip(body.jaxpr.invars, given[:constants], strict=False)
+        ]
         stacks = [
             self._whole([one])[0] if isinstance(one, Shard) and any(one.inner_spec[:1]) else one
             for one in given[constants + carries :]
@@ -194,13 +227,13 @@ class FirstUse:
                 Shard(one.value, one.spec, one.depth + 1) if isinstance(one, Shard) else one
                 for one in layers
             ]
-            results = self.run(body, [*once[:constants], *carry, *layers])
+            results = self.run(body, [*shared, *carry, *layers])
             return results[:carries], results[carries:]
 
         if self.policy is not None and any(isinstance(one, Shard) for one in stacks):
             trip = jax.checkpoint(trip, policy=self.policy, prevent_cse=False)
         options = {name: params[name] for name in ("length", "reverse", "unroll")}
-        carry, stacked = jax.lax.scan(trip, once[constants:], stacks, **options)
+        carry, stacked = jax.lax.scan(trip, carried, stacks, **options)
         return [*carry, *stacked]
 
 

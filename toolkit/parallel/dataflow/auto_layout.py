@@ -176,6 +176,9 @@ class _Model:
             cut_of(PartitionSpec(batch_axis), len(shape), self._axes) for shape in shapes
         ]
         self._whole: Cut = (WHOLE,) * len(self._axes)
+        # Without latency, what a recurrence waits for at every step would seem to cost little.
+        places = set(range(len(rows), len(rows) + len(shapes)))
+        self._recurrences = set() if machine.latency else Loops(self.forward, 1).recurrences(places)
 
     def split(self, axis: int) -> None:
         """Split an axis into the prime factors of its size."""
@@ -202,6 +205,10 @@ class _Model:
             [tuple(cut[place] for place in self._factors) for cut in places]
             for places in ([*cuts, *self._batch], [self._whole, *cuts])
         )
+        if self._recurrences:
+            forward = follow(self.forward, given, self._sizes, machine=self._machine)
+            if forward.loops & self._recurrences:
+                return Flow([], seconds_moving=math.inf)
         return follow(self._program, given, self._sizes, results=wanted, machine=self._machine)
 
     def seconds(self, cuts: list[Cut]) -> float:
@@ -301,6 +308,10 @@ def _reason(
     costs = {place: cost for (one, place), cost in rejected.items() if one == position}
     if costs:
         place = min(costs, key=costs.__getitem__)
+        if math.isinf(costs[place]):
+            return (
+                f"whole: with dimension {place} cut, every step of a recurrence would communicate"
+            )
         return f"whole: cutting dimension {place} would cost {costs[place] * 1e6:.3g} µs more"
     if not any(size % pieces == 0 and size for size in rows[position].shape):
         return f"whole: no dimension is divisible by {axis}={pieces}"

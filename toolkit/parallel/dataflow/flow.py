@@ -71,6 +71,8 @@ class Flow:
     flops: float = 0.0
     cuts: dict[int, list[Cut]] = field(default_factory=dict)
     """The cuts of each equation's results, by its `id`."""
+    loops: set[int] = field(default_factory=set)
+    """The `id` of each loop at every trip of which something moves."""
 
     def seconds(self, machine: Machine) -> float:
         """Moving, then computing; nothing overlaps."""

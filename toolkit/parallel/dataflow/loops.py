@@ -41,6 +41,7 @@ class Loops:
         self._is_input: dict[Var, int] = {one: i for i, one in enumerate(self._inputs)}
         self.uses: dict[tuple[int, int], Use] = {}
         self.stacked: set[tuple[int, int]] = set()  # (input, dimension) over which a scan runs
+        self._scans: list[tuple[Any, list[Any], list[Any]]] = []  # with carries, scanned arrays
         self.has_too_few = False  # a reshape whose parts the pieces do not all divide
         self._walk(program.jaxpr)
 
@@ -54,6 +55,20 @@ class Loops:
                     root = self.root((variable, dimension))
                     found.setdefault(root, []).append((position, dimension))
         return [tuple(dict(reversed(group)).items())[::-1] for group in found.values()]
+
+    def recurrences(self, inputs: set[int]) -> set[int]:
+        """The `id` of each scan, as over time, that carries and reads rows of these inputs."""
+        roots = {self.root((self._inputs[place], 0)) for place in inputs}
+
+        def has_rows(arrays: list[Any]) -> bool:
+            nodes = [(one, at) for one in arrays for at in range(len(one.aval.shape))]
+            return any(self.root(node) in roots for node in nodes)
+
+        return {
+            id(scan)
+            for scan, carried, scanned in self._scans
+            if has_rows(carried) and has_rows(scanned)
+        }
 
     def root(self, node: Any) -> Any:
         while (parent := self._parent.get(node, node)) != node:
@@ -101,6 +116,8 @@ class Loops:
     def _scan(self, equation: Any) -> None:
         body = equation.params["jaxpr"].jaxpr
         constants, carries = scan_counts(equation, body)
+        first = constants + carries
+        self._scans.append((equation, body.invars[constants:first], body.invars[first:]))
         for place, (outer, one) in enumerate(zip(equation.invars, body.invars, strict=True)):
             self._join_arrays(outer, one, int(place >= constants + carries))
             if place >= constants + carries and isinstance(outer, Var) and outer in self._is_input:

@@ -153,6 +153,7 @@ class _Walk(Moves):
         flow.seconds_moving += self.flow.seconds_moving
         flow.flops += self.flow.flops
         flow.cuts |= self.flow.cuts
+        flow.loops |= self.flow.loops | ({id(equation)} if self.flow.moves else set())
         self.flow = flow
         for place, (outer, cut) in enumerate(zip(equation.outvars, outs, strict=True)):
             stacked = tuple(one + (one >= 0) for one in cut)

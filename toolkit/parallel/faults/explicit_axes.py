@@ -9,6 +9,7 @@ the forward pass are no decisions.
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
@@ -33,10 +34,10 @@ def with_constraints(program: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
     return ClosedJaxpr(_converted(program.jaxpr, mesh), program.consts)
 
 
-def constraint(inside: Var, outside: Var, sharding: NamedSharding, source_info: Any) -> Any:
+def constraint(inside: Var, outside: Var, sharding: Any, source_info: Any) -> Any:
     """The equation outside = with_sharding_constraint(inside)."""
     struct = jax.ShapeDtypeStruct(outside.aval.shape, outside.aval.dtype)  # type: ignore
-    with jax.set_mesh(sharding.mesh):  # type: ignore[arg-type]
+    with jax.set_mesh(sharding.mesh):
         traced = jax.make_jaxpr(jax.lax.with_sharding_constraint, static_argnums=1)(
             struct, sharding
         )
@@ -102,9 +103,9 @@ def _value(value: Any, mesh: Mesh) -> Any:
 
 
 def _without_sharding(kind: Any) -> Any:
-    if not isinstance(kind, jax.core.ShapedArray):
+    if not isinstance(kind, ShapedArray):
         return kind
-    return jax.core.ShapedArray(kind.shape, kind.dtype, kind.weak_type)
+    return ShapedArray(kind.shape, kind.dtype, kind.weak_type)
 
 
 def _check_is_manual(equation: Any) -> None:

@@ -37,14 +37,14 @@ def reordered(variant: Variant) -> Iterator[tuple[str, Variant]]:
 
 def _microbatches(jaxpr: Jaxpr) -> dict[tuple[int, int], list[Any]]:
     """(microbatches, rows of each) -> the reshapes that make them, if only scans see their rows."""
-    made_by = {out: one for one in jaxpr.eqns for out in one.outvars}
+    made_by: dict[Any, Any] = {out: one for one in jaxpr.eqns for out in one.outvars}
     used = [one for equation in jaxpr.eqns for one in equation.invars] + list(jaxpr.outvars)
     uses = Counter(one for one in used if isinstance(one, Var))
-    scanned = Counter(one for equation in jaxpr.eqns for one in _scanned(equation))
+    scanned: Counter[Any] = Counter(one for equation in jaxpr.eqns for one in _scanned(equation))
     found: dict[tuple[int, int], list[Any]] = {}
-    for equation in jaxpr.eqns:
-        if _is_split(equation):
-            found.setdefault(equation.outvars[0].aval.shape[:2], []).append(equation)
+    all_splits: list[Any] = [one for one in jaxpr.eqns if _is_split(one)]
+    for one in all_splits:
+        found.setdefault(one.outvars[0].aval.shape[:2], []).append(one)
 
     def is_inside(one: Any) -> bool:
         """Whether an array of microbatches is made by a scan or a split, and only scans read it."""
@@ -54,7 +54,7 @@ def _microbatches(jaxpr: Jaxpr) -> dict[tuple[int, int], list[Any]]:
 
     def rows_stay_inside(sizes: tuple[int, int]) -> bool:
         loops = [one for one in jaxpr.eqns if one.primitive.name == "scan"]
-        stacks = [one for loop in loops for one in (*_scanned(loop), *_stacked(loop))]
+        stacks: list[Any] = [one for loop in loops for one in (*_scanned(loop), *_stacked(loop))]
         return all(is_inside(one) for one in stacks if one.aval.shape[:2] == sizes)
 
     return {
