@@ -25,7 +25,10 @@ Inside `toolkit.checking()`, for debugging, every call looks at the values that 
 """
 
 import importlib
+import warnings
 from typing import Any
+
+from toolkit._same_name import hidden
 
 __version__ = "0.1.0"
 
@@ -50,6 +53,9 @@ _ROOMS = (
     "training",
 )
 __all__ = ["__version__", "checking", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if (_message := hidden()) is not None:
+    warnings.warn(_message, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import tyro
 
+from toolkit._same_name import hidden, hiding
 from toolkit.cli.cluster import explain, launch, plan
 from toolkit.cli.collectives import plan_collective
 from toolkit.cli.language import enable_compilation_cache as _enable_compilation_cache
@@ -76,11 +77,13 @@ def gather(folder: Annotated[Path, tyro.conf.Positional]) -> None:
 
 
 def info() -> None:
-    """Print versions, devices and memory, for a bug report."""
+    """Print versions, devices and memory, for a bug report, and which `toolkit` is imported."""
     from toolkit.measure import environment_rows
 
     for name, text in environment_rows():
         print(f"{name:<12} {text}")
+    for text in filter(None, (hidden(), hiding())):
+        print(f"{'same name':<12} {text}")
 
 
 _FUNCTIONS = (
