@@ -1,4 +1,4 @@
-"""The commands `toolkit generate` and `toolkit export`."""
+"""The commands `toolkit generate`, `toolkit serve` and `toolkit export`."""
 
 import importlib
 import os
@@ -79,6 +79,77 @@ def generate(
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def serve(
+    directory: Annotated[Path, tyro.conf.Positional],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    slots: int = 8,
+    capacity: int = 1024,
+    page: int = 64,
+    pages: int | None = None,
+    queue: int = 64,
+    body_bytes: int = 1 << 20,
+    sparse: str | None = None,
+    exit: str | None = None,
+    grace: int = 30,
+    tokenizer: Path | None = None,
+    imports: OwnModules = (),
+) -> None:
+    """Serve a model over HTTP in the protocol of OpenAI's completions and chat (extra `serve`).
+
+    Args:
+        directory: what `toolkit generate` reads.
+        host: the address to listen on; other machines reach only one that is not of this machine
+            alone, such as 0.0.0.0, and there is no password.
+        port: the port; 0 takes a free one.
+        name: what clients call the model (none: the folder's or file's name).
+        slots: requests that write together.
+        capacity: most tokens of a request, prompt and answer.
+        page: tokens of a page, and of the largest piece in which prompts are read.
+        pages: pages of cache shared by all requests, and by prompts with the same beginning (none:
+            every slot has its full capacity).
+        queue: requests that may wait; the next is answered with status 429.
+        body_bytes: longest body that is accepted.
+        sparse: how steps read the cache, such as "tactic:mass=0.9".
+        exit: when a token stops looping, such as "gate:0.9".
+        grace: seconds that requests have to end after SIGTERM or Ctrl-C.
+        tokenizer: the model's tokenizer.json; by default the one stored with it.
+        imports: a module of your own that registers the model's mixers (repeatable).
+    """
+    import_modules(imports)
+    try:
+        from toolkit.serving.endpoint.server import run
+    except ImportError as error:
+        raise ImportError(f"{error.name} is missing: pip install 'mlsys-toolkit[serve]'") from None
+    from toolkit.language import (
+        find_special_tokens,
+        find_tokenizer,
+        load_language_model,
+        load_tokenizer,
+    )
+    from toolkit.language.load import is_published
+    from toolkit.language.tokens import check_vocabulary
+    from toolkit.looped import checkpoint_folder
+    from toolkit.serving import Engine
+    from toolkit.serving.endpoint.text import Words, find_template
+
+    name = name or directory.stem
+    if is_published(directory):
+        directory = checkpoint_folder(directory)
+    model = load_language_model(directory)
+    words_of = find_tokenizer(directory) if tokenizer is None else load_tokenizer(tokenizer)
+    check_vocabulary(words_of, model.config.vocabulary)
+    engine = Engine(
+        model, slots=slots, capacity=capacity, page=page, pages=pages, sparse=sparse, exit=exit
+    )
+    words = Words(words_of, find_special_tokens(directory), *find_template(directory))
+    run(
+        engine, words, name=name, host=host, port=port, longest_queue=queue,
+        most_bytes=body_bytes, grace_seconds=grace,
+    )  # fmt: skip
 
 
 def export(

@@ -59,9 +59,10 @@ class Engine:
     """Continuous batching of a looped model: requests come and go, the batch goes on.
 
     Every request gets the tokens that `toolkit.looped.generate` writes for it alone, whatever
-    shares its batch; only the rounding of the logits depends on the number of rows and on the
-    pieces in which a prompt is read. (With `quantised_cache`, the first piece of a prompt, not all
-    of it, sets the factor of each channel.)
+    shares its batch; only the rounding of the logits depends on the number of slots and on the
+    pieces in which a prompt is read. In bfloat16, whose rounding is coarse, a token may therefore
+    differ from that of `generate`, but not with the neighbours. (With `quantised_cache`, the first
+    piece of a prompt, not all of it, sets the factor of each channel.)
 
     Args:
         model: of any layers; it is not copied.
