@@ -81,6 +81,8 @@ Prefill by tiles, without training (`sparse/prefill/`)
     sale_tiles, calibrate_sale   4-bit scores against an exact denominator (SALE)
     pattern_tiles, Pattern       vertical-slash, a-shape, pooled blocks (MInference)
     search_patterns, patterns_by_head  the offline search for a pattern per head, and its use
+    antidiagonal_tiles           tiles by sums along their antidiagonals (XAttention)
+    flexible_tiles               a pattern and a number of tiles per head and prompt (FlexPrefill)
     top_tiles                    the tiles with the largest masses (AdaSpa)
 
 Every mixer once, with what it costs (`mixers.py`)
@@ -215,8 +217,10 @@ from toolkit.attention.sparse import (
 from toolkit.attention.sparse.prefill import (
     Pattern,
     Tiles,
+    antidiagonal_tiles,
     attend_tiles,
     calibrate_sale,
+    flexible_tiles,
     pattern_tiles,
     patterns_by_head,
     sale_tiles,
@@ -240,6 +244,7 @@ __all__ = [
     "Pattern",
     "PreconditionedState",
     "Tiles",
+    "antidiagonal_tiles",
     "attend_tiles",
     "bucket_length",
     "calibrate_sale",
@@ -257,6 +262,7 @@ __all__ = [
     "error_free_linear_attention",
     "error_free_linear_attention_reference",
     "error_free_linear_attention_step",
+    "flexible_tiles",
     "forgetting_attention",
     "forgetting_attention_reference",
     "forgetting_attention_step",

@@ -33,6 +33,7 @@ OtherValues = Annotated[Float[Array, "batch key_time key_value_heads value"], TO
 
 # Of a cache that keeps one row per token.
 HeldKeys = Annotated[Float[Array, "batch key_value_heads capacity key"], TOKENS, GROUPED_QUERIES]
+HeldQueries = Annotated[Float[Array, "batch heads capacity key"], TOKENS]
 HeldValues = Annotated[Float[Array, "batch key_value_heads capacity value"], TOKENS]
 
 # Gates have one number per head, or one per channel; per value head unless their names say so.

@@ -18,11 +18,14 @@ SMALL = {
     "tactic": {"cluster_size": 4, "segment": 16, "refresh_every": 8, "iterations": 3},
     "hata": {"bits": 32},
     "pqcache": {"bits": 3, "iterations": 3},
+    "infllm": {"block_size": 8, "kernel": 4, "stride": 2},
 }
-EACH = pytest.mark.parametrize("name", sparse.SELECTORS)
+# In the first tier, H2O stands for the others that evict.
+OTHERS = {"infllm", "snapkv", "tova", "knorm", "kvzip"}
+EACH = pytest.mark.parametrize("name", by_night(OTHERS, sparse.SELECTORS))
 # An index of pages, of clusters, of tokens.
 OF_EACH_KIND = pytest.mark.parametrize(
-    "name", by_night({*sparse.SELECTORS} - {"quest", "tactic", "hata"}, sparse.SELECTORS)
+    "name", by_night({*sparse.SELECTORS} - {"quest", "tactic", "hata", "h2o"}, sparse.SELECTORS)
 )
 MASSES = [name for name, kind in sparse.SELECTORS.items() if kind.estimates_mass]
 EXACT = 1e-5
@@ -36,6 +39,12 @@ def arrays(capacity=CAPACITY):
 
 
 @cache
+def prompt():
+    shape = (BATCH, HEADS * GROUP, CAPACITY, SIZE)
+    return jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+
+
+@cache
 def selector(name):
     return sparse.SELECTORS[name](sinks=3, recent=5, **SMALL.get(name, {}))
 
@@ -43,7 +52,7 @@ def selector(name):
 @cache
 def built(name, length=LENGTH):
     keys, values, _ = arrays()
-    return sparse.build(selector(name), keys, values, jnp.array(length))
+    return sparse.build(selector(name), keys, values, jnp.array(length), queries=prompt())
 
 
 def decode(name, budget, length=LENGTH, **how):
@@ -86,7 +95,8 @@ def test_rows_of_unequal_length_do_not_meet(name):
     keys, values, q = arrays()
     is_token = jnp.arange(CAPACITY)[None, None, :, None] < LENGTH[1]
     keys, values = (jnp.where(is_token, x, jnp.nan)[1:] for x in (keys, values))
-    alone = sparse.build(selector(name), keys, values, jnp.array(LENGTH[1:]))
+    own = jnp.where(is_token, prompt(), jnp.nan)[1:]
+    alone = sparse.build(selector(name), keys, values, jnp.array(LENGTH[1:]), queries=own)
     one = sparse.decode_step(alone, q[1:], selector(name), sparse.FixedTokens(20))
     both = decode(name, sparse.FixedTokens(20))
     np.testing.assert_allclose(both.out[1:], one.out, atol=EXACT)
@@ -239,6 +249,10 @@ def test_wrong_calls_are_refused():
         (lambda: sparse.decode_step(cache, q[..., :3], selector("oracle"), budget), "q_t .* shape"),
         (lambda: decode("window", sparse.MassTarget(0.5)), "does not estimate"),
         (lambda: sparse.update(selector("oracle"), cache, keys[:, :, 0], values[:, :, 0]), "take"),
+        (lambda: sparse.build(selector("h2o"), keys, values, jnp.array(LENGTH)), "queries must be"),
+        (lambda: decode("quest", sparse.AdaKV(20, 2)), "Quest does not give"),
+        (lambda: decode("h2o", sparse.AdaKV(20, 3)), "2 key-value heads"),
+        (lambda: decode("h2o", sparse.AdaKV(20, 2), group="each"), 'group must be "sum"'),
         (lambda: sparse.PerHead(()), "one number per head"),
         (lambda: sparse.SELECTORS["oracle"](recent=0), "newest"),
     ):

@@ -12,8 +12,10 @@ from toolkit.attention import softmax_attention
 from toolkit.attention.sparse.prefill import (
     Pattern,
     Tiles,
+    antidiagonal_tiles,
     attend_tiles,
     calibrate_sale,
+    flexible_tiles,
     pattern_tiles,
     patterns_by_head,
     sale_tiles,
@@ -35,6 +37,8 @@ SELECTORS = {
     ),
     "a-shape": lambda q, k: pattern_tiles(q, k, Pattern("a-shape", 3, 9), block=8),
     "pooled": lambda q, k: pattern_tiles(q, k, Pattern("pooled", 3), block=8),
+    "antidiagonal": lambda q, k: antidiagonal_tiles(q, k, 0.8, block=8, stride=4),
+    "flexible": lambda q, k: flexible_tiles(q, k, 0.8, threshold=0.2, block=8),
 }
 
 
@@ -246,3 +250,63 @@ def test_shares_by_head_keep_as_many_tiles_and_global_the_most_mass():
 def test_wrong_calls_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(*draw(time=9))
+
+
+def of_topics():
+    """Runs of eight tokens about one topic, of which the releases below keep tiles of 16."""
+    random = np.random.default_rng(34)
+    centres = random.standard_normal((10, 16))
+    topic = centres[np.repeat(random.integers(10, size=20), 8)][:, None]
+    k = 0.9 * topic + 0.6 * random.standard_normal((160, 2, 16))
+    q = 2 * (0.9 * topic + 0.6 * random.standard_normal((160, 4, 16)))
+    return (jnp.asarray(x[None, :150], jnp.float32) for x in (q, k))
+
+
+def rows_of(tiles):
+    """Every head's map, a row of ten tiles as three hexadecimal digits."""
+    bits = 2 ** np.arange(9, -1, -1)
+    return ["".join(f"{x:03x}" for x in head @ bits) for head in np.asarray(tiles.kept[0], int)]
+
+
+OF_XATTENTION = {
+    0.5: """200300280240220210208214206301 200300280240220210208214206301
+        200300280240220210208214206301 200300280240220210208214206301""",
+    0.8: """200300380240260210208234236381 2003003802c0260210208234236381
+        200300380240260210208234236381 200300380240260210208234236381""",
+    0.95: """2003003802c02603502082742763a5 2003003803c02603502082742763c5
+        2003003802c02602302082742763e1 2003003802c02603302082742763e1""",
+}
+OF_FLEXPREFILL = {
+    0.0: """2003003803c036033031831c316397 2003003803c03603b035833c31631f
+        2003003802c03602b025823c31629f 2003003803c03603b035833c31639f""",
+    0.3: """2003003803c036033031831c316397 2003003803c03603b035833c31631f
+        200300280240260270208264226201 200300280240260230208264226201""",
+    0.45: """200300280240260270208234266201 2003002802c0260250208264226201
+        200300280240260270208264226201 200300280240260230208264226201""",
+}
+
+
+@pytest.mark.parametrize("share", OF_XATTENTION)
+def test_antidiagonals_keep_the_tiles_of_xattention(share):
+    """Rows as `xattn_estimate` in MInference's repository keeps them from its second chunk on."""
+    tiles = antidiagonal_tiles(*of_topics(), share, block=16, stride=4)
+    assert rows_of(tiles) == OF_XATTENTION[share].split()
+
+
+@pytest.mark.parametrize("threshold", OF_FLEXPREFILL)
+def test_patterns_and_counts_are_those_of_flexprefill(threshold):
+    """Heads as `get_active_blocks` (a24b27b) keeps them, where it counts in blocks of 16."""
+    tiles = flexible_tiles(*of_topics(), 0.9, threshold=threshold, block=16)
+    assert rows_of(tiles) == OF_FLEXPREFILL[threshold].split()
+
+
+def test_shares_out_of_range_are_refused():
+    q, k, _ = draw()
+    for call, what in (
+        (lambda: antidiagonal_tiles(q, k, 0.0), "share must be above 0"),
+        (lambda: antidiagonal_tiles(q, k, block=8, stride=3), "multiple of stride 3"),
+        (lambda: flexible_tiles(q, k, 1.5), "share must be above 0"),
+        (lambda: flexible_tiles(q, k, threshold=-1.0), "threshold must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            call()

@@ -35,6 +35,8 @@ def test_a_page_bounds_the_scores_of_its_keys():
     [
         ("quest", {"page_size": 8}),
         ("hata", {"bits": 32, "is_centred": False}),
+        ("infllm", {"block_size": 8, "kernel": 4, "stride": 2}),
+        ("knorm", {}),
         ("tactic", {"cluster_size": 4, "segment": 16, "refresh_every": 16, "iterations": 4}),
     ],
 )
@@ -63,6 +65,22 @@ def test_hashes_follow_the_law_of_random_projections():
     signs = np.sign(np.asarray(keys @ jax.random.normal(jax.random.key(0), (SIZE, bits))))
     of_q = np.sign(np.asarray(q @ jax.random.normal(jax.random.key(0), (SIZE, bits))))
     np.testing.assert_allclose(alike, (signs * of_q).mean(axis=1), atol=1e-6)
+
+
+def test_means_of_windows_vote_for_the_blocks_that_they_overlap():
+    own, keys, q, length = (
+        system("infllm", block_size=8, kernel=4, stride=2),
+        rows(),
+        rows(3, 1),
+        61,
+    )
+    found = own.scores(own.build(keys, keys, length), keys, q, length)
+    first = np.arange(0, length - 3, 2)  # of the windows that are complete
+    means = np.stack([keys[i : i + 4].mean(axis=0) for i in first])
+    votes = np.asarray(jax.nn.softmax(q @ means.T, axis=-1)).sum(axis=0)
+    for block in range(8):
+        overlap = (first + 4 > 8 * block) & (first < 8 * block + 8)
+        np.testing.assert_allclose(found[:, block], votes[overlap].max(initial=0), rtol=1e-5)
 
 
 @pytest.mark.nightly

@@ -14,12 +14,14 @@ index_scores                  the indexer's scores of one sequence
 BlockCache, IndexedCache      what each remembers while it decodes
 
 Decoded: any model trained dense, its cache read in part (`protocol.py`)
-SELECTORS                     the systems by name
+SELECTORS                     the systems by name: some rank keys by the query (`decode/`), others
+                              evict tokens before they see it (`evict/`)
 Selector                      what a system is: an index of the keys, and how a query ranks them
 choose, Choice                a system and its budget in one word, such as "oracle:mass=0.9"
 build                         the cache of a prompt, with a system's index
 update                        append one token
 decode_step                   attend to what a system selects, and say what was read
+observe                       show a system what a step attended to, for those that evict by it
 SparseCache, Decoded          what these take and return
 train_hash                    HATA's projections, learned from a model's queries and keys
 offloaded_step, Offloaded     PQCache with keys and values on the host: bytes over the link, seconds
@@ -27,6 +29,8 @@ cached_share                  what a cache of blocks on the accelerator holds of
 hidden_iterations             k-means iterations that reading the prompt hides
 FixedTokens, Ratio, PerHead, MassTarget, Threshold
                               budgets: how much may be read, whatever the system
+AdaKV                         a budget that the heads of a layer share out by their scores
+split_heads, head_gates       DuoAttention: which heads read everything, and by what they are told
 recovered_mass, output_error  how good a selection is
 
 What they are made of, for any method that selects
@@ -47,7 +51,9 @@ from toolkit.attention.sparse.decode.offload import (
     hidden_iterations,
     offloaded_step,
 )
-from toolkit.attention.sparse.protocol import Decoded, build, decode_step, update
+from toolkit.attention.sparse.evict.ada_kv import AdaKV
+from toolkit.attention.sparse.evict.duo_attention import head_gates, split_heads
+from toolkit.attention.sparse.protocol import Decoded, build, decode_step, observe, update
 from toolkit.attention.sparse.quality import output_error, recovered_mass
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.selector import Selector
@@ -72,6 +78,7 @@ from toolkit.attention.sparse.train.native_sparse_attention import (
 
 __all__ = [
     "SELECTORS",
+    "AdaKV",
     "BlockCache",
     "Choice",
     "Decoded",
@@ -93,6 +100,7 @@ __all__ = [
     "deepseek_sparse_attention",
     "deepseek_sparse_attention_reference",
     "deepseek_sparse_attention_step",
+    "head_gates",
     "hidden_iterations",
     "index_scores",
     "indexer_loss",
@@ -102,10 +110,12 @@ __all__ = [
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
+    "observe",
     "offloaded_step",
     "output_error",
     "recovered_mass",
     "selected_indices",
+    "split_heads",
     "top_mask",
     "train_hash",
     "update",

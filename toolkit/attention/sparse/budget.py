@@ -20,18 +20,21 @@ class Ranked(NamedTuple):
     """Units of one query head in falling order of their score, with their estimated shares.
 
     Attributes:
-        shares: estimated share of the whole softmax that each unit holds.
+        shares: estimated share of the whole softmax that each unit holds; None if not asked for.
         sizes: tokens of each unit.
-        forced_share: estimated share of the sinks and recent tokens, which are always read.
+        forced_share: estimated share of the sinks and recent tokens, which are always read,
+            likewise.
         forced_lse: their residual, exactly, for every query head of the set.
         scores: by which all units are ranked, in the units' own order.
+        room: the most tokens that may still be read.
     """
 
-    shares: Float[Array, "units"]
+    shares: Float[Array, "units"] | None
     sizes: Int[Array, "units"]
-    forced_share: Float[Array, ""]
+    forced_share: Float[Array, ""] | None
     forced_lse: Float[Array, "group"]
     scores: Float[Array, "all_units"]
+    room: Int[Array, ""]
 
 
 class Budget(Protocol):
@@ -39,9 +42,16 @@ class Budget(Protocol):
 
     Attributes:
         needs_mass: whether it asks what share of the softmax the ranked units hold.
+        compares_heads: whether it is shared out among the heads of a layer by their scores.
     """
 
     needs_mass: ClassVar[bool]
+    compares_heads: ClassVar[bool]
+
+    @property
+    def heads(self) -> int | None:
+        """The key-value heads that it is for; None for any number of them."""
+        ...
 
     def most(self, capacity: int) -> int:
         """The most tokens of a head, whatever its length: known when compiling."""
@@ -56,7 +66,7 @@ class Budget(Protocol):
         ...
 
     def selected(self, ranked: Ranked) -> Int[Array, ""]:
-        """How many ranked tokens suffice; asked only of a budget that needs the mass."""
+        """How many ranked tokens suffice; asked only of a budget that depends on the ranking."""
         ...
 
 
@@ -65,6 +75,11 @@ class _Counted:
     """A budget known before the ranking."""
 
     needs_mass: ClassVar[bool] = False
+    compares_heads: ClassVar[bool] = False
+
+    @property
+    def heads(self) -> int | None:
+        return None
 
     def most(self, capacity: int) -> int:
         raise NotImplementedError
@@ -137,6 +152,10 @@ class PerHead(_Counted):
         for tokens in self.tokens:
             check_count("every one of tokens", tokens, 1, " token")
 
+    @property
+    def heads(self) -> int:
+        return len(self.tokens)
+
     def most(self, capacity: int) -> int:
         return min(max(self.tokens), capacity)
 
@@ -152,9 +171,14 @@ class _Estimated:
     """A budget that depends on what the ranking estimates, `most_tokens` at the most."""
 
     needs_mass: ClassVar[bool] = True
+    compares_heads: ClassVar[bool] = False
 
     share: float
     most_tokens: int = 4096
+
+    @property
+    def heads(self) -> int | None:
+        return None
 
     def __post_init__(self):
         _check_share("share", self.share)
@@ -183,6 +207,8 @@ class MassTarget(_Estimated):
     """
 
     def selected(self, ranked: Ranked) -> Array:
+        assert ranked.shares is not None  # this budget needs the mass
+        assert ranked.forced_share is not None
         before = ranked.forced_share + jnp.cumsum(ranked.shares) - ranked.shares
         return jnp.where(before < self.share, ranked.sizes, 0).sum(dtype=jnp.int32)
 
@@ -197,6 +223,7 @@ class Threshold(_Estimated):
     """
 
     def selected(self, ranked: Ranked) -> Array:
+        assert ranked.shares is not None
         each = ranked.shares / jnp.maximum(ranked.sizes, 1).astype(ranked.shares.dtype)
         return jnp.where(each >= self.share, ranked.sizes, 0).sum(dtype=jnp.int32)
 

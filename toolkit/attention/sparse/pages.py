@@ -42,4 +42,4 @@ def attend_to_pages(
     out, lse = (x.reshape(*limit.shape, *x.shape[1:]) for x in (out, lse))
     tokens = taken.sum(axis=-1)
     none = jnp.zeros((*limit.shape, 1, 1), out.dtype)  # sums that only a tail asks for
-    return Part(out, lse, tokens, tokens[..., None], none, none)
+    return Part(out, lse, tokens, tokens[..., None], none, none, None)

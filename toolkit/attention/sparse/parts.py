@@ -49,7 +49,8 @@ class Ranking(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Attention to some tokens, their number, and their sums, to be subtracted for the rest."""
+    """Attention to some tokens, their number, their sums, to be subtracted for the rest, and the
+    scores of a list of tokens, where asked for."""
 
     out: Float[Array, "group value"]
     lse: Float[Array, "group"]
@@ -57,6 +58,7 @@ class Part(NamedTuple):
     counts: Int[Array, "sets"]
     key_sum: Float[Array, "sets key"]
     value_sum: Float[Array, "sets value"]
+    scores: Float[Array, "sets group slots"] | None
 
 
 def forced_tokens(selector: Selector, recent_slots: int, head: Head) -> tuple[Array, Array]:
@@ -122,11 +124,15 @@ def selected_tokens(
     def expand(units, q, lse, scores, shares, forced_share):
         tokens, is_token = selector.expand(head.index, units, head.start, slots)
         sizes = selector.sizes(head.index, units, head.start)
+        if selector.ranks_tokens:
+            is_token &= scores[units] > -jnp.inf
         wanted = room
-        if budget.needs_mass:
-            ranked = Ranked(shares[units], sizes, forced_share, lse, scores)
+        if budget.needs_mass or budget.compares_heads:
+            shares = None if shares is None else shares[units]
+            ranked = Ranked(shares, sizes, forced_share, lse, scores, room)
             args = budget, ranked, head.index, head.keys, q, tokens
-            wanted = jnp.minimum(wanted, selector.suffices(*args))
+            suffices = selector.suffices(*args)
+            wanted = suffices if budget.compares_heads else jnp.minimum(room, suffices)
         return tokens, jnp.cumsum(is_token, dtype=jnp.int32), is_token, sizes, wanted
 
     estimates = ranking.scores, ranking.shares, ranking.forced_share
@@ -156,6 +162,8 @@ def attend_to(
     q: Float[Array, "batch heads sets group key"],
     tokens: Int[Array, "batch heads sets slots"],
     mask: Bool[Array, "batch heads sets slots"],
+    *,
+    keeps_scores: bool = False,
 ) -> Part:
     """Softmax attention of all heads to the tokens of lists that a mask selects.
 
@@ -184,7 +192,7 @@ def attend_to(
         is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1, keepdims=True)
         out = jnp.where(lse == -jnp.inf, 0, jnp.where(is_sound, out / total, jnp.nan))
         sums = (jnp.where(mask[..., None], x, 0).sum(axis=-2, dtype=precise) for x in (k, v))
-        return out, lse, *sums
+        return out, lse, *sums, *([scores] if keeps_scores else [])
 
     def in_turn(*arrays: Array) -> tuple[Array, ...]:
         each = (x.reshape(-1, *x.shape[2:]) for x in arrays)
@@ -194,6 +202,22 @@ def attend_to(
     # The copies of one head fit the caches of a core; those of all heads do not.
     out, lse, *sums = lax.platform_dependent(q, rows, mask, cpu=in_turn, default=of_head)
     return _part(out, lse, mask, *sums)
+
+
+def log_weights(
+    read: list[Part],
+    lists: list[tuple[Array, Array]],
+    lse: Float[Array, "batch heads group"],
+    capacity: int,
+) -> Float[Array, "batch heads group capacity"]:
+    """Logarithms of the softmax over the tokens of all lists (tokens, mask), -inf for others."""
+    weights = jnp.full((*lse.shape, capacity), -jnp.inf, lse.dtype)
+    for part, (tokens, mask) in zip(read, lists, strict=True):
+        assert part.scores is not None  # they were asked for
+        scores = part.scores.reshape(*lse.shape, -1) - lse[..., None]
+        place = jnp.broadcast_to(jnp.where(mask, tokens, capacity), scores.shape)
+        weights = jnp.put_along_axis(weights, place, scores, axis=-1, inplace=False, mode="drop")
+    return weights
 
 
 def attend_by_kernel(
@@ -209,11 +233,13 @@ def attend_by_kernel(
     return _part(out, lse, mask, none, none)
 
 
-def _part(out: Array, lse: Array, mask: Array, key_sum: Array, value_sum: Array) -> Part:
+def _part(
+    out: Array, lse: Array, mask: Array, key_sum: Array, value_sum: Array, scores: Any = None
+) -> Part:
     """The outputs of every head's sets of queries, query after query."""
     counts, of_heads = mask.sum(axis=3, dtype=jnp.int32), mask.shape[:2]
     out, lse = out.reshape(*of_heads, -1, out.shape[-1]), lse.reshape(*of_heads, -1)
-    return Part(out, lse, counts.sum(axis=2), counts, key_sum, value_sum)
+    return Part(out, lse, counts.sum(axis=2), counts, key_sum, value_sum, scores)
 
 
 def _fair_share(wanted: Int[Array, "sets"], room: Int[Array, ""]) -> Int[Array, ""]:

@@ -1,4 +1,4 @@
-r"""Decoding with a selector: build -> update -> select -> attend -> combine -> correct.
+r"""Decoding with a selector: build -> update -> select -> attend -> combine -> correct -> observe.
 
     keys of a head:   [ sinks | selectable ............ | recent ]
     o, L = combine(attend(sinks and recent), attend(selected), tail)
@@ -23,22 +23,38 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.attention._attend import bounded, fixed_scale
 from toolkit.attention._caches import check_room, show_overflow, write_token
-from toolkit.attention._shapes import HeadValue, HeldKeys, HeldValues, Query, SharedKey, SharedValue
+from toolkit.attention._shapes import (
+    HeadValue,
+    HeldKeys,
+    HeldQueries,
+    HeldValues,
+    Query,
+    SharedKey,
+    SharedValue,
+)
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import Budget
 from toolkit.attention.sparse.cache import Cache, SparseCache
+from toolkit.attention.sparse.heads import (
+    best_units,
+    best_units_unordered,
+    each,
+    like,
+    over_heads,
+    per_head,
+)
 from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     Head,
     attend_by_kernel,
     attend_to,
     forced_tokens,
+    log_weights,
     rank,
     rest_of,
     selected_tokens,
 )
-from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.selector import Selector
 
 
@@ -52,6 +68,8 @@ class Decoded(NamedTuple):
         tokens: tokens attended to, of every key-value head [batch, key_value_heads].
         bytes_read: bytes of these tokens' keys and values and of the index [batch,
             key_value_heads].
+        log_weights: logarithm of each token's share of the softmax over what was read [batch,
+            heads, capacity], -inf for what was not; None for a selector that does not see it.
 
     Example:
         >>> empty = jnp.zeros((1, 2, 8, 4))
@@ -64,6 +82,7 @@ class Decoded(NamedTuple):
     lse: Float[Array, "batch heads"]
     tokens: Int[Array, "batch key_value_heads"]
     bytes_read: Int[Array, "batch key_value_heads"]
+    log_weights: Float[Array, "batch heads capacity"] | None = None
 
 
 @checked
@@ -72,6 +91,9 @@ def build(
     keys: HeldKeys,
     values: HeldValues,
     length: Int[Array, "batch"],
+    *,
+    queries: HeldQueries | None = None,
+    scale: float | None = None,
 ) -> SparseCache:
     """Make the cache of a prompt: its keys and values, and the selector's index of them.
 
@@ -80,6 +102,9 @@ def build(
         keys: [batch, key_value_heads, capacity, key]; slots from `length` on may hold anything.
         values: [batch, key_value_heads, capacity, value].
         length: tokens of each row, 0 to the capacity; below 0 counts as 0, above as the capacity.
+        queries: of the same tokens [batch, heads, capacity, key], for a system that scores tokens
+            by the attention that the prompt paid them; others do not look at them.
+        scale: factor of the scores of these queries; key ** -0.5 if None.
 
     Returns:
         A `SparseCache` with room for capacity - length more tokens per row.
@@ -90,16 +115,23 @@ def build(
         >>> cache.capacity, cache.length.tolist()
         (8, [5])
     """
-    return _build(selector, keys, values, length)
+    if not selector.sees_queries:
+        return _build(selector, keys, values, length)
+    if queries is None:
+        name = type(selector).__name__
+        raise ValueError(f"queries must be those of the prompt, by which {name} scores; got None.")
+    queries, scale = fixed_scale(queries, scale)
+    return _build(selector, keys, values, length, _scaled(queries, scale))
 
 
 @jax.jit
-def _build(selector, keys, values, length):
+def _build(selector, keys, values, length, *queries):
     length = bounded(length, 0, keys.shape[2])
     is_token = (jnp.arange(keys.shape[2])[None] < length[:, None])[:, None, :, None]
-    keys, values = (jnp.where(is_token, x, 0) for x in (keys, values))
+    keys, values, *queries = (jnp.where(is_token, x, 0) for x in (keys, values, *queries))
     key_sum, value_sum = (x.sum(axis=2, dtype=accumulator(x.dtype)) for x in (keys, values))
-    index = _each("build", selector, keys, values, _per_head(length, keys))
+    queries = [x.reshape(*keys.shape[:2], -1, *x.shape[2:]) for x in queries]
+    index = each("build", selector, keys, values, per_head(length, keys), *queries)
     return SparseCache(keys, values, key_sum, value_sum, index, length)
 
 
@@ -128,21 +160,50 @@ def update(selector: Selector, cache: Cache, k_t: SharedKey, v_t: SharedValue) -
 
 @jax.jit
 def _update(selector, cache, k_t, v_t):
-    position = _per_head(cache.length, k_t)
+    position = per_head(cache.length, k_t)
     cache = write_token(cache, cache.length, axis=-2, keys=k_t, values=v_t)
-    index = _each("update", selector, cache.index, k_t, v_t, position)
-    due = _each("is_due", selector, index, position + 1)
+    index = each("update", selector, cache.index, k_t, v_t, position)
+    due = each("is_due", selector, index, position + 1)
     if due is not None:
         arguments = index, cache.keys, cache.values, position + 1
 
         def refresh():
-            fresh = _each("refresh", selector, *arguments)
-            return jax.tree.map(lambda *pair: jnp.where(_like(due, pair[0]), *pair), fresh, index)
+            fresh = each("refresh", selector, *arguments)
+            return jax.tree.map(lambda *pair: jnp.where(like(due, pair[0]), *pair), fresh, index)
 
         index = lax.cond(due.any(), refresh, lambda: index)
     key_sum = cache.key_sum + k_t.astype(cache.key_sum.dtype)
     value_sum = cache.value_sum + v_t.astype(cache.value_sum.dtype)
     return replace(cache, index=index, key_sum=key_sum, value_sum=value_sum)
+
+
+@checked
+def observe(selector: Selector, cache: Cache, step: Decoded) -> Cache:
+    """Show a selector what a step attended to, after that step and before the next token.
+
+    Args:
+        selector: the one the cache was built with.
+        cache: the one that the step read.
+        step: from `decode_step`.
+
+    Returns:
+        The cache with the selector's new index; the same one for a selector that looks at no
+        weights.
+
+    Example:
+        >>> empty = jnp.zeros((1, 2, 8, 4))
+        >>> cache = build(Selector(), empty, empty, jnp.array([3]))
+        >>> step = decode_step(cache, jnp.ones((1, 2, 4)), Selector(), FixedTokens(8))
+        >>> observe(Selector(), cache, step) is cache
+        True
+    """
+    return cache if step.log_weights is None else _observe(selector, cache, step.log_weights)
+
+
+@jax.jit
+def _observe(selector, cache, weights):
+    weights = weights.reshape(*cache.keys.shape[:2], -1, weights.shape[-1])
+    return replace(cache, index=each("observe", selector, cache.index, weights))
 
 
 @checked
@@ -201,6 +262,10 @@ def decode_step(
     selector.check_budget(budget, cache.capacity, cache.keys.shape[1])
     q_t, scale = fixed_scale(q_t, scale)
     how, by_kernel = group or selector.group, implementation == "pallas"
+    if budget.compares_heads and how in ("union", "each"):
+        raise ValueError(f'group must be "sum" or "max" for {budget}; got {how!r}.')
+    if by_kernel and selector.sees_weights:
+        raise ValueError('implementation "pallas" wants a selector that looks at no weights.')
     if by_kernel and corrects_tail:
         raise ValueError('implementation "pallas" wants no correction of the tail.')
     return _decode(cache, q_t, selector, budget, scale, how, corrects_tail, by_kernel)
@@ -209,9 +274,8 @@ def decode_step(
 @partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
 def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel):
     batch, key_heads, capacity, key = cache.keys.shape
-    q = q_t.reshape(batch, key_heads, -1, key)
-    q = (q.astype(accumulator(q.dtype)) * scale).astype(q.dtype)
-    length = _per_head(cache.length, q)
+    q = _scaled(q_t.reshape(batch, key_heads, -1, key), scale)
+    length = per_head(cache.length, q)
     number = jnp.broadcast_to(jnp.arange(key_heads, dtype=jnp.int32), length.shape)
     count = jax.vmap(jax.vmap(budget.count))(length, number)
     # Query heads that read for themselves may read a token several times.
@@ -219,79 +283,57 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     most = budget.most(capacity * sets)
     count = jnp.minimum(jnp.maximum(count, selector.least), most)
     # What a query decides is not known before it is asked.
-    known, known_most = (0 * count, 0) if budget.needs_mass else (count, most)
-    start = _each("start", selector, cache.index, length, known)
+    adapts = budget.needs_mass or budget.compares_heads
+    known, known_most = (0 * count, 0) if adapts else (count, most)
+    start = each("start", selector, cache.index, length, known)
     head = Head(cache.index, cache.keys, cache.values, q, length, start)
     recent_slots = selector.recent_slots(known_most)
-    forced = _over_heads(lambda s, h: forced_tokens(s, recent_slots, h), selector, head)
-    read = [attend_to(head, q[:, :, None], *forced)]
+    forced = over_heads(lambda s, h: forced_tokens(s, recent_slots, h), selector, head)
+    attend_list = partial(attend_to, keeps_scores=selector.sees_weights)
+    read, lists = [attend_list(head, q[:, :, None], *forced)], [forced]
 
     slots, logits, is_taken = most - selector.sinks - selector.least_recent(known_most), None, None
-    slots = min(slots if budget.needs_mass else slots // sets, capacity)
+    slots = min(slots if adapts else slots // sets, capacity)
     if slots > 0:
         needs_shares = budget.needs_mass or corrects_tail
-        ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
+        ranking = over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
         ranked = selector.ranked_units(slots, ranking.scores.shape[-1])
-        is_known = not budget.needs_mass and (group != "union" or q.shape[2] == 1)
+        is_known = not adapts and (group != "union" or q.shape[2] == 1)
         if selector.ranks_tokens and is_known:
-            units = _unordered(ranking.scores, ranked, (count - read[0].tokens) // sets)
+            units = best_units_unordered(ranking.scores, ranked, (count - read[0].tokens) // sets)
         else:
-            units = _top(ranking.scores, ranked)
+            units = best_units(ranking.scores, ranked)
         if by_kernel and is_page_table(selector, budget, group):
             selected = attend_to_pages(selector, head, units[:, :, 0], count - read[0].tokens)
         else:
             select = partial(selected_tokens, group, slots, budget)
             arguments = head, ranking, units, read[0], count
-            tokens, mask, is_taken = _over_heads(select, selector, *arguments)
-            attend = attend_by_kernel if by_kernel else attend_to
+            tokens, mask, is_taken = over_heads(select, selector, *arguments)
+            attend = attend_by_kernel if by_kernel else attend_list
             queries = q[:, :, :, None] if group == "each" else q[:, :, None]
             selected = attend(head, queries, tokens, mask)
+            lists.append((tokens, mask))
         read, logits = [*read, selected], ranking.logits
     parts = [(part.out, part.lse) for part in read]
     lse = combine(*parts)[1]
     if corrects_tail:
         sums = cache.key_sum, cache.value_sum
         rest = jax.vmap(jax.vmap(rest_of))(*sums, length, read)
-        parts.append(_each("tail", selector, cache.index, q, logits, is_taken, rest))
+        parts.append(each("tail", selector, cache.index, q, logits, is_taken, rest))
     out = show_overflow(combine(*parts)[0].reshape(batch, -1, cache.values.shape[-1]), cache)
 
     tokens = jnp.stack([part.tokens for part in read]).sum(axis=0)
     per_token = sum(x.shape[-1] * x.dtype.itemsize for x in (cache.keys, cache.values))
-    index_bytes = _each("index_bytes", selector, cache.index, q, length)
+    index_bytes = each("index_bytes", selector, cache.index, q, length)
     if budget.needs_mass:
-        index_bytes += _each("estimate_bytes", selector, cache.index, q, length)
+        index_bytes += each("estimate_bytes", selector, cache.index, q, length)
     if corrects_tail:
-        index_bytes += _each("tail_bytes", selector, cache.index, q, length)
+        index_bytes += each("tail_bytes", selector, cache.index, q, length)
+    weights = log_weights(read, lists, lse, capacity) if selector.sees_weights else None
+    weights = None if weights is None else weights.reshape(batch, -1, capacity)
     lse = lse.reshape(batch, -1)
-    return Decoded(out.astype(q_t.dtype), lse, tokens, per_token * tokens + index_bytes)
+    return Decoded(out.astype(q_t.dtype), lse, tokens, per_token * tokens + index_bytes, weights)
 
 
-def _over_heads(function, selector, *arrays):
-    """Apply a function of one head to all heads of all rows; a selector's weights are by head."""
-    over_heads = jax.vmap(function)
-    return jax.vmap(over_heads, in_axes=(None, *[0] * len(arrays)))(selector, *arrays)
-
-
-def _each(method: str, selector, *arrays):
-    return _over_heads(lambda own, *args: getattr(own, method)(*args), selector, *arrays)
-
-
-def _per_head(of_rows: Array, like: Array) -> Array:
-    return jnp.broadcast_to(of_rows[:, None], like.shape[:2])
-
-
-def _like(of_heads: Array, array: Array) -> Array:
-    return of_heads.reshape(of_heads.shape + (1,) * (array.ndim - 2))
-
-
-def _top(scores: Float[Array, "batch heads sets units"], count: int) -> Array:
-    """Indices of the largest scores in falling order; XLA's fast form has two axes."""
-    flat = scores.reshape(-1, scores.shape[-1])
-    return lax.top_k(flat, count)[1].reshape(*scores.shape[:-1], count)
-
-
-def _unordered(scores: Float[Array, "batch heads sets units"], count: int, limit: Array) -> Array:
-    """Indices of as many of the largest scores as a head's limit, then ones that no unit has."""
-    limit = jnp.broadcast_to(limit[..., None], scores.shape[:-1])
-    index, is_unit = largest_indices(scores, count, limit)
-    return jnp.where(is_unit, index, scores.shape[-1])
+def _scaled(q, scale):
+    return (q.astype(accumulator(q.dtype)) * scale).astype(q.dtype)

@@ -2,7 +2,8 @@
 
 All methods see one key-value head of one sequence; `protocol.py` spreads them over heads and rows.
 Shapes are static, arrays as long as the cache's capacity, and `length` says how much of them is
-filled. An index of zeros is that of no tokens.
+filled. An index of zeros is that of no tokens. A method that compares the heads of a layer names
+their axis, `HEADS`, in a collective such as `lax.pmean`.
 
 The tokens of a head form three parts that never overlap: the first `sinks` and the recent tokens
 from `start` on, which every query attends to, and between them the *selectable* tokens, which lie
@@ -17,7 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._checks import check_count
-from toolkit.attention.sparse.budget import Budget, PerHead, Ranked
+from toolkit.attention.sparse.budget import Budget, Ranked
+
+HEADS = "key_value_heads"  # the axis of the heads that the methods of a selector run over
 
 
 def setting(default: Any) -> Any:
@@ -61,10 +64,14 @@ class Selector:
     group: ClassVar[str] = "union"
     # Whether `logits` are an estimate that a budget can rely on.
     estimates_mass: ClassVar[bool] = True
-    # Whether the scores of a group's heads are compared as they are, not by each head's softmax.
+    # Whether the scores of heads are compared as they are, not by each head's softmax.
     compares_scores: ClassVar[bool] = False
     # Whether sinks and recent tokens, which are always attended to, count in that softmax.
     counts_forced: ClassVar[bool] = False
+    # Whether `build` needs the queries of the prompt.
+    sees_queries: ClassVar[bool] = False
+    # Whether `observe` is shown what a step attended to.
+    sees_weights: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("sinks", self.sinks, 0)
@@ -83,15 +90,18 @@ class Selector:
     def check_budget(self, budget: Budget, capacity: int, heads: int) -> None:
         """Refuse a budget that this system cannot serve or that is below what it always reads."""
         name = type(self).__name__
+        if budget.compares_heads and not (self.compares_scores and self.ranks_tokens):
+            raise ValueError(
+                f"budget compares the scores of heads token by token, which {name} does not give; "
+                f"got {budget}."
+            )
         if budget.needs_mass and not self.estimates_mass:
             raise ValueError(
                 f"budget must be a number of tokens: {name} does not estimate what share of the "
                 f"softmax a token holds; got {budget}."
             )
-        if isinstance(budget, PerHead) and len(budget.tokens) != heads:
-            raise ValueError(
-                f"budget must have one number for each of {heads} key-value heads; got {budget}."
-            )
+        if budget.heads not in (None, heads):
+            raise ValueError(f"budget must be for {heads} key-value heads; got {budget}.")
         if budget.least(capacity) < min(self.least, capacity):
             raise ValueError(
                 f"budget must be at least {self.least} tokens for {name}, which always reads "
@@ -107,11 +117,18 @@ class Selector:
     def build(
         self, keys: Float[Array, "capacity key"], values: Float[Array, "capacity value"], length
     ) -> Any:
-        """The index of the first `length` tokens."""
+        """The index of the first `length` tokens.
+
+        If it `sees_queries`, a fourth argument has them, scaled [group, capacity, key].
+        """
         return ()
 
     def update(self, index: Any, k: Float[Array, "key"], v: Float[Array, "value"], position) -> Any:
         """The index with one more token at `position`."""
+        return index
+
+    def observe(self, index: Any, log_weights: Float[Array, "group capacity"]) -> Any:
+        """The index after a step: logarithms of its softmax, -inf for a token it did not read."""
         return index
 
     def is_due(self, index: Any, length) -> Bool[Array, ""] | None:
@@ -207,3 +224,19 @@ class Selector:
     def tail_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
         """Further bytes that the tail reads: the sums of all keys and values."""
         return jnp.int32(8 * q.shape[1])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HalfRecent(Selector):
+    """A system half of whose budget goes to the most recent tokens."""
+
+    def start(self, index: Any, length, count) -> Array:
+        recent = jnp.maximum((count - self.sinks) // 2, self.recent)
+        return jnp.maximum(length - recent, 0)
+
+    def recent_slots(self, most: int) -> int:
+        return max((most - self.sinks) // 2, self.recent)
+
+    def least_recent(self, most: int) -> int:
+        return self.recent_slots(most)

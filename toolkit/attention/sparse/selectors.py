@@ -7,9 +7,15 @@ from toolkit.attention._checks import check_choice
 from toolkit.attention.sparse.budget import Budget, FixedTokens, MassTarget, Ratio
 from toolkit.attention.sparse.decode.baselines import Oracle, Random, Window
 from toolkit.attention.sparse.decode.hata import HATA
+from toolkit.attention.sparse.decode.infllm import InfLLM
 from toolkit.attention.sparse.decode.pqcache import PQCache
 from toolkit.attention.sparse.decode.quest import Quest
 from toolkit.attention.sparse.decode.tactic import Tactic
+from toolkit.attention.sparse.evict.h2o import H2O
+from toolkit.attention.sparse.evict.knorm import Knorm
+from toolkit.attention.sparse.evict.kvzip import KVzip
+from toolkit.attention.sparse.evict.snapkv import SnapKV
+from toolkit.attention.sparse.evict.tova import TOVA
 from toolkit.attention.sparse.selector import Selector
 
 SELECTORS: dict[str, type[Selector]] = {
@@ -17,6 +23,12 @@ SELECTORS: dict[str, type[Selector]] = {
     "tactic": Tactic,
     "hata": HATA,
     "pqcache": PQCache,
+    "infllm": InfLLM,
+    "snapkv": SnapKV,
+    "h2o": H2O,
+    "tova": TOVA,
+    "knorm": Knorm,
+    "kvzip": KVzip,
     "oracle": Oracle,
     "window": Window,
     "random": Random,

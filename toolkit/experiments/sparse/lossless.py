@@ -54,7 +54,9 @@ def decode_losslessly(
     prompt = jnp.asarray(tokens)[None]
     dense: Callable[[], Array] = lambda: generate(model, prompt, length)  # noqa: E731
     wanted, rows = np.asarray(dense()), []
-    for name in SELECTORS:
+    for name, kind in SELECTORS.items():
+        if kind.sees_queries or kind().least > budget:
+            continue  # what only evicts has no prompt's queries here
         words = f"{name}:{budget}"
         sparse = lambda: generate_speculatively(  # noqa: E731
             model, model, prompt, length, drafts=drafts, sparse=words  # noqa: B023

@@ -19,6 +19,7 @@ from toolkit.attention.sparse import (
     SparseCache,
     build,
     decode_step,
+    observe,
     recovered_mass,
     update,
 )
@@ -46,9 +47,16 @@ class Quality(NamedTuple):
     kilobytes: float
 
 
+SMALLER = {
+    "tactic": {"refresh_every": 16},
+    "infllm": {"sinks": 8, "recent": 16, "block_size": 8, "kernel": 8, "stride": 4},
+    "snapkv": {"recent": 16},
+}
+
+
 def at_small_budgets(name: str) -> Selector:
-    """A system by its name; one that reads its newest tokens in full keeps fewer of those."""
-    return SELECTORS[name](**({"refresh_every": 16} if name == "tactic" else {}))
+    """A system by its name; one that reads many recent tokens or large blocks has smaller ones."""
+    return SELECTORS[name](**SMALLER.get(name, {}))
 
 
 def quality_of(mass: Any, out: Any, exact: Any, tokens: Any, bytes_read: Any) -> Quality:
@@ -108,14 +116,16 @@ def of_retrieval(
     x, seen, exact, lse = _read_densely(params, drawn.tokens)
     start = task.haystack
     keys, values = (jnp.moveaxis(rows, 2, 1) for rows in seen[1:])
-    cache = build(selector, keys, values, jnp.full(batch, start, jnp.int32))
+    queries, length = jnp.moveaxis(seen.q, 2, 1), jnp.full(batch, start, jnp.int32)
+    cache = build(selector, keys, values, length, queries=queries)
     q, k, v = (np.asarray(rows) for rows in seen)
     steps = []
     for token in range(start, task.length):
         cache = _append(selector, cache, k[:, token], v[:, token])
         q_t = jnp.asarray(q[:, token])
         step = decode_step(cache, q_t, selector, budget, corrects_tail=corrects_tail)
-        steps.append(step)
+        cache = observe(selector, cache, step)
+        steps.append(step._replace(log_weights=None))
     done = _stacked(steps)
     out = done.out.swapaxes(0, 1)
     found = _finish(params, x, jnp.concatenate([exact[:, :start], out], axis=1))[:, start:]
@@ -185,12 +195,14 @@ def read_sparsely(
     """
     exact, _, lse = softmax_attention(*seen, return_residual=True)
     keys, values = (jnp.moveaxis(rows, 2, 1) for rows in seen[1:])
-    cache = build(selector, keys, values, jnp.full(keys.shape[0], start, jnp.int32))
+    queries, length = jnp.moveaxis(seen[0], 2, 1), jnp.full(keys.shape[0], start, jnp.int32)
+    cache = build(selector, keys, values, length, queries=queries)
 
     def step(cache, rows: tuple[Array, ...]):
         q, k, v = rows
         cache = update(selector, cache, k, v)
-        return cache, decode_step(cache, q, selector, budget, corrects_tail=corrects_tail)
+        done = decode_step(cache, q, selector, budget, corrects_tail=corrects_tail)
+        return observe(selector, cache, done), done._replace(log_weights=None)
 
     rows: Any = tuple(jnp.moveaxis(x[:, start:], 1, 0) for x in seen)
     cache, done = lax.scan(step, cache, rows)

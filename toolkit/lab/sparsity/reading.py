@@ -26,7 +26,7 @@ from toolkit.lab.kit.stored import stored_folder
 
 QUESTIONS, PAIRS = 8, 64
 CONTEXTS = (1024, 4096, 32768)
-SYSTEMS = tuple(SELECTORS)
+SYSTEMS = ("quest", "tactic", "hata", "pqcache", "oracle", "window", "random")
 
 
 class Asked(NamedTuple):

@@ -37,7 +37,11 @@ class Oracle(Selector):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Window(Selector):
-    """Sinks and the most recent tokens that fit the budget, whatever the query."""
+    """Sinks and the most recent tokens that fit the budget, whatever the query.
+
+    These are the tokens of StreamingLLM (Xiao et al. 2023, arXiv:2309.17453), which also numbers
+    their positions anew.
+    """
 
     estimates_mass: ClassVar[bool] = False
 

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, UInt16
 from toolkit.attention._checks import check_choice, check_count
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.decode.kmeans import k_means, nearest
-from toolkit.attention.sparse.selector import Selector, setting
+from toolkit.attention.sparse.selector import HalfRecent, setting
 
 
 class Codes(NamedTuple):
@@ -41,7 +41,7 @@ class Codes(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class PQCache(Selector):
+class PQCache(HalfRecent):
     """Rank tokens by their scores with product-quantised keys.
 
     Attributes:
@@ -110,16 +110,6 @@ class PQCache(Selector):
         return jax.vmap(
             lambda table: jax.vmap(jnp.take)(table, index.codes.astype(jnp.int32)).sum(axis=0)
         )(pairs)
-
-    def start(self, index: Codes, length, count) -> Array:
-        recent = jnp.maximum((count - self.sinks) // 2, self.recent)
-        return jnp.maximum(length - recent, 0)
-
-    def recent_slots(self, most: int) -> int:
-        return max((most - self.sinks) // 2, self.recent)
-
-    def least_recent(self, most: int) -> int:
-        return self.recent_slots(most)
 
     def index_bytes(self, index: Codes, q: Array, length) -> Array:
         return length * (2 * index.codes.shape[0]) + index.centroids.size * q.dtype.itemsize

@@ -37,6 +37,11 @@ class SparseMemory(sparse.SparseCache):
     def of(cls, cache: KVCache, choice: sparse.Choice, corrects_tail: bool) -> "SparseMemory":
         """Index the contents of a dense cache."""
         heads, capacity = cache.keys.shape[1], cache.capacity
+        if choice.selector.sees_queries:
+            raise ValueError(
+                "words must name a system that needs no queries of the prompt, which a cache does "
+                f"not keep; got {choice.selector}."
+            )
         choice.selector.check_budget(choice.budget, capacity, heads)
         dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
         keys, values = (x.swapaxes(2, 3) for x in floats(cache, dtype))
