@@ -12,6 +12,7 @@ from tiers import by_night
 from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.experiment import Workspace
+from toolkit.experiments.kit.results import Results
 from toolkit.experiments.sparse import audit as audits
 from toolkit.experiments.sparse import lossless, model, texts
 from toolkit.experiments.sparse.calibration import reached
@@ -138,6 +139,15 @@ def test_at_equal_bytes_a_system_reads_no_more_than_chance_and_its_index_counts(
     found = EXPERIMENT.execute(Setting("quest", "equal bytes"), 0, Workspace(Path(), print))
     assert "mass, heavy tails" not in found
     assert 0 < found["accuracy, 256 tokens"] < 1
+
+
+def test_a_part_of_the_settings_is_drawn():
+    """None of the systems by themselves, as `--only "equal bytes"` runs into a fresh folder."""
+    outcomes = {"quest, equal bytes": {0: {"accuracy, 256 tokens": 0.5, "mass, 256 tokens": 0.75}}}
+    left, right = EXPERIMENT.draw(Results(outcomes), "").axes[:2]
+    heights = [bar.get_height() for bar in left.patches]
+    assert heights == [0.5, 0.75, 0]  # two numbers, and the legend's
+    assert not right.texts
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from toolkit.attention.sparse import FixedTokens, MassTarget, Selector
 from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.chart import LOOKS, caption_below, draw_bar, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
-from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, in_words
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.calibration import LAWS, Reached, reached
@@ -206,16 +206,25 @@ def _above_dense(systems: Sequence[str], tokens: int, share: float) -> Judge:
     return judge
 
 
+def _finished(results: Results, label: str, name: str) -> list[float]:
+    """A number of the runs of a setting that have it; some settings measure only a part."""
+    try:
+        return results.samples(label, name)
+    except MissingResultError:
+        return []
+
+
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels()
-    systems = [label for label in results.labels if label in SYSTEMS]
+    systems = [label for label in results.labels if label in SYSTEMS] or list(results.labels)
     names = [f"accuracy, {tokens} tokens" for tokens in TOKENS]
     names += [f"mass, {tokens} tokens" for tokens in TOKENS] + ["mass, heavy tails"]
     width = 0.8 / len(systems)
     for index, label in enumerate(systems):
         for place, name in enumerate(names):
             at = place + width * (index - (len(systems) - 1) / 2)
-            draw_bar(left, at, results.samples(label, name), LOOKS[index % len(LOOKS)], 0.9 * width)
+            if samples := _finished(results, label, name):
+                draw_bar(left, at, samples, LOOKS[index % len(LOOKS)], 0.9 * width)
         left.bar(0, 0, color=LOOKS[index % len(LOOKS)].colour, label=label)
     left.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names], fontsize=8)
     left.set(ylim=(0, 1.15), title=f"{TASK.length} tokens, {TASK.pairs} needles; drawn: 4096 keys")
@@ -224,12 +233,17 @@ def _draw(results: Results, caption: str):
     )
     left.grid(axis="x", visible=False)
     needles = [(length, depth) for length in LENGTHS for depth in DEPTHS]
-    shares = [[sum(found) / len(found) for length, depth in needles
-               if (found := results.samples(label, _needle(length, depth)))]
-              for label in systems]  # fmt: skip
+    samples = (
+        _finished(results, label, _needle(length, depth))
+        for label in systems for length, depth in needles
+    )  # fmt: skip
+    shares = np.array([np.mean(found) if found else np.nan for found in samples])
+    shares = shares.reshape(len(systems), -1)
     right.imshow(shares, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
+            if np.isnan(share):
+                continue
             ink = "black" if share > 0.5 else "white"
             right.text(column, row, f"{share:.2f}", ha="center", va="center", color=ink, fontsize=8)
     right.set_xticks(range(len(needles)), [f"{n}\n{depth:g}" for n, depth in needles], fontsize=8)

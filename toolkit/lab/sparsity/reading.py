@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import softmax_attention
-from toolkit.attention.sparse import SELECTORS, Selector, build
+from toolkit.attention.sparse import Selector, build
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.quality import at_small_budgets
 from toolkit.experiments.tasks import Retrieval
