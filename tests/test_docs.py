@@ -26,6 +26,7 @@ ROOMS = [
     "attention.sparse",
     "parallel.collectives",
     "parallel.experts",
+    "parallel.gradients",
     "parallel.latent",
     "parallel.pipeline",
     "schedules.collectives",

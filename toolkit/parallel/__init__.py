@@ -37,12 +37,13 @@ The name `pjit` is deprecated: `jax.jit` with shardings does the same.
 * `join_processes`: called first by each process of a job
 * `experts`: mixtures of experts that are divided among devices, re-laid by their loads
 * `pipeline`: any schedule of `toolkit.schedules`, run as one program
+* `gradients`: what replicas send to agree on a gradient: compressed, with feedback, sparse rows
 * `latent`: decoding with latent attention sharded by heads, latents or tokens
 * `partitioned_train_step`: a train step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
 
-from toolkit.parallel import experts, latent, pipeline
+from toolkit.parallel import experts, gradients, latent, pipeline
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.comparison import compare_layouts
 from toolkit.parallel.causes.explanation import Explanation
@@ -113,6 +114,7 @@ __all__ = [
     "explain",
     "from_zigzag",
     "fully_sharded",
+    "gradients",
     "join_processes",
     "latent",
     "launch",

@@ -339,3 +339,13 @@ def only(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
     """The spec with no other mesh axes than these."""
     kept = [tuple(axis for axis in entry if axis in axes) for entry in axes_of(spec)]
     return PartitionSpec(*(one[0] if len(one) == 1 else one or None for one in kept))
+
+
+def unshared(spec: PartitionSpec, finest: PartitionSpec, batch: tuple[str, ...]) -> PartitionSpec:
+    """The spec without the batch's axes where another axis cuts the same dimension.
+
+    There the pieces of the batch's axes are no neighbours: the compiler gathers these, mostly
+    biases.
+    """
+    is_shared = any({*batch} & {*axes} and {*axes} - {*batch} for axes in axes_of(finest))
+    return without(spec, batch) if is_shared else spec

@@ -25,7 +25,10 @@ from jaxtyping import Array, Float
 from toolkit._checks import checked
 from toolkit.parallel.axes import axes_of, check_auto_axes
 from toolkit.parallel.dataflow.programs import inlined
-from toolkit.parallel.first_use import FirstUse, Shard, only, without
+from toolkit.parallel.first_use import FirstUse, Shard, only, unshared, without
+from toolkit.parallel.gradients.exchange import Exchange
+from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
+from toolkit.parallel.gradients.quantised_gather import GATHER, quantised_gather
 from toolkit.parallel.layout import STATES, Layout, Placement
 
 if TYPE_CHECKING:
@@ -94,6 +97,7 @@ def sharded_train_step(
     *,
     gather_again: bool = True,
     donate: bool = False,
+    exchange: Exchange | None = None,
 ) -> Callable:
     """Make a train step with explicit communication: data parallel, or any ZeRO, by the layout.
 
@@ -117,9 +121,13 @@ def sharded_train_step(
         gather_again: gather parameters again for the backward pass, as ZeRO-3 does; False keeps
             them, which saves a third of the communication. The compiler may merge the two gathers.
         donate: whether to update params and optimizer_state in place.
+        exchange: how gradients become their mean, in place of dense sums; under ZeRO-3 also how
+            weights are gathered. The optimiser sees the mean, so that a global norm is the mean's.
 
     Returns:
-        A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss).
+        A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss). With
+        an exchange, (params, optimizer_state, exchange_state, batch) -> (params, optimizer_state,
+        exchange_state, loss), from `ExchangePlan(exchange, layout, is_gathered=True).init()`.
 
     Cost: Bytes sent per device, with V_s bytes of sharded and V_r bytes of replicated parameters:
         (N-1)/N * (3 V_s + 2 V_r) at most (parameters that the backward pass does not need are not
@@ -148,24 +156,19 @@ def sharded_train_step(
     devices = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
     others = {*layout.mesh.axis_names} - {*batch_axes}
 
-    def explicit(spec: PartitionSpec, finest: PartitionSpec) -> PartitionSpec:
-        # Where another axis cuts the same dimension, the pieces of the batch's axes are no
-        # neighbours: the compiler gathers these, mostly biases.
-        is_shared = any(
-            {*batch_axes} & {*axes} and {*axes} - {*batch_axes} for axes in axes_of(finest)
-        )
-        return without(spec, batch_axes) if is_shared else spec
+    plan = None if exchange is None else ExchangePlan(exchange, layout, is_gathered=True)
 
     def manual(specs: Any) -> Any:
         return jax.tree.map(lambda spec: only(spec, batch_axes), specs, is_leaf=_is_spec)
 
-    def in_parts(function: Callable, x: Array, spec: PartitionSpec) -> Array:
-        """`function` on the parts into which the compiler's axes cut an array."""
+    def in_parts(function: Callable, x: Any, spec: Any, *shared: Array) -> Any:
+        """`function` on the parts into which the compiler's axes cut arrays."""
         # Over all axes: XLA for CPUs ends the process at a sum in bfloat16 over some of them.
         if not others:
-            return function(x)
-        options = {"in_specs": spec, "out_specs": spec, "axis_names": others, "check_vma": False}
-        return jax.shard_map(function, **options)(x)
+            return function(x, *shared)
+        options = {"axis_names": others, "check_vma": False}
+        given = (spec, *[PartitionSpec()] * len(shared))
+        return jax.shard_map(function, in_specs=given, out_specs=spec, **options)(x, *shared)
 
     def gather(shard: Array, spec: PartitionSpec) -> Array:
         over_batch = partial(_gather, spec=only(spec, batch_axes))
@@ -175,22 +178,53 @@ def sharded_train_step(
             return over_batch(shard.astype(wide)).astype(shard.dtype)
         return in_parts(over_batch, shard, without(spec, batch_axes))
 
-    def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
+    def exchanging_gather(key: Array) -> Callable[[Array, PartitionSpec], Array]:
+        """`gather`, with the messages of the exchange for tensors that are not small."""
+        calls = itertools.count()
+
+        def gathered(shard: Array, spec: PartitionSpec) -> Array:
+            assert plan is not None
+            own = only(spec, batch_axes)
+            used = tuple(axis for axis in batch_axes if axis not in _without(batch_axes, own))
+            size = math.prod(shard.shape) * math.prod(layout.mesh.shape[axis] for axis in used)
+            if not plan.is_gather_compressed(size, used):
+                return gather(shard, spec)
+            call, along = jax.random.fold_in(key, next(calls)), plan.along(used)
+
+            def send(shard: Array, call: Array) -> Array:
+                return quantised_gather(shard, own, call, plan.exchange, along)
+
+            cuts = without(spec, batch_axes)
+            # The transpose of a part that is whole on the other axes would sum over them.
+            return in_parts(send, shard, cuts, call) if any(cuts) else send(shard, call)
+
+        return gathered
+
+    def run(
+        params: Params, optimizer_state: Any, state: ExchangeState | None, batch: Batch
+    ) -> tuple[Params, Any, Any, Array]:
+        finest = layout.specs(params, "optimizer")
         specs, near, far = (
-            jax.tree.map(explicit, layout.specs(params, state), layout.specs(params, "optimizer"))
-            for state in STATES
+            jax.tree.map(
+                lambda spec, last: unshared(spec, last, batch_axes),
+                layout.specs(params, name),
+                finest,
+            )
+            for name in STATES
         )
         whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+        is_kept = _is_not_gathered if plan is None else _is_not_exchanged
 
-        def loss_of_shards(shards: Params, local_batch: Batch) -> Float[Array, ""]:
+        def loss_of_shards(shards: Params, local_batch: Batch, *key: Array) -> Float[Array, ""]:
             program = inlined(jax.make_jaxpr(loss_fn)(whole, local_batch))
             given = jax.tree.map(Shard, shards, specs)
             given = jax.tree.leaves((given, local_batch), is_leaf=lambda x: isinstance(x, Shard))
-            policy = _is_not_gathered if gather_again else None
-            return FirstUse(gather, batch_axes, policy=policy).run(program, given)[0] / devices
+            policy = is_kept if gather_again else None
+            how = exchanging_gather(*key) if key else gather
+            return FirstUse(how, batch_axes, policy=policy).run(program, given)[0] / devices
 
         if gather_again and devices > 1:
-            loss_of_shards = jax.checkpoint(loss_of_shards, policy=_is_not_gathered)
+            loss_of_shards = jax.checkpoint(loss_of_shards, policy=is_kept)
 
         def summed(gradient: Array, spec: PartitionSpec, *finer: PartitionSpec) -> Array:
             # The transpose of a gather has summed the gradients of that tensor's axes already.
@@ -203,25 +237,48 @@ def sharded_train_step(
 
             return in_parts(total, gradient, without(spec, batch_axes))
 
-        def on_each_device(shards: Params, local_batch: Batch) -> tuple[Array, Params]:
-            loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch)
-            gradients = jax.tree.map(summed, gradients, specs, near, far)
+        def exchanged(gradients: Params, state: ExchangeState) -> tuple[Params, ExchangeState]:
+            assert plan is not None
+            parts = jax.tree.map(lambda spec: without(spec, batch_axes), specs, is_leaf=_is_spec)
+            parts = parts, jax.tree.map(lambda _: PartitionSpec(None, plan.others), state.residuals)
+            mean = lambda given, step: plan.mean(*given, step, is_sum=True)  # noqa: E731
+            gradients, residuals = in_parts(mean, (gradients, state.residuals), parts, state.step)
+            return gradients, ExchangeState(state.step + 1, residuals)
+
+        def on_each_device(
+            shards: Params, state: ExchangeState | None, local_batch: Batch
+        ) -> tuple[Array, Params, ExchangeState | None]:
+            key = () if state is None or plan is None else (plan.key(state.step, "weights"),)
+            loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch, *key)
+            if state is None:
+                gradients = jax.tree.map(summed, gradients, specs, near, far)
+            else:
+                gradients, state = exchanged(gradients, state)
             if devices > 1:
                 loss = in_parts(lambda x: jax.lax.psum(x, batch_axes), loss, PartitionSpec())
-            return loss, gradients
+            return loss, gradients, state
 
         # With check_vma=True, jax would sum gradients of replicated inputs by itself, but refuse
         # losses with a scan that starts from fresh zeros. Here every collective is written down.
-        loss, gradients = jax.shard_map(
+        states = (
+            ExchangeState(PartitionSpec(), PartitionSpec(*plan.state_spec[:1])) if plan else None
+        )
+        loss, gradients, state = jax.shard_map(
             on_each_device,
             mesh=layout.mesh,
-            in_specs=(manual(specs), layout.batch),
-            out_specs=(PartitionSpec(), manual(far)),
+            in_specs=(manual(specs), states, layout.batch),
+            out_specs=(PartitionSpec(), manual(far), states),
             axis_names={*batch_axes},
             check_vma=False,
-        )(params, batch)
-        return *_update(optimizer, layout, params, optimizer_state, gradients), loss
+        )(params, state, batch)
+        return *_update(optimizer, layout, params, optimizer_state, gradients), state, loss
 
+    def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
+        params, optimizer_state, _, loss = run(params, optimizer_state, None, batch)
+        return params, optimizer_state, loss
+
+    if plan is not None:
+        return jax.jit(run, donate_argnums=(0, 1, 2) if donate else ())
     return jax.jit(step, donate_argnums=(0, 1) if donate else ())
 
 
@@ -239,6 +296,10 @@ def _gather(shard: Array, spec: PartitionSpec) -> Array:
 def _is_not_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     """A rematerialisation policy: keep every intermediate for the backward pass but these."""
     return primitive.name != "all_gather"
+
+
+def _is_not_exchanged(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name not in ("all_gather", GATHER)
 
 
 def _scatter(gradient: Array, spec: PartitionSpec, finer: PartitionSpec) -> Array:

@@ -1,0 +1,131 @@
+"""How replicas agree on a gradient, as one value: a compressor, a pattern and a feedback."""
+
+from dataclasses import dataclass, field
+
+from toolkit.parallel.gradients.compressors import Compressor, compressor_of
+from toolkit.parallel.gradients.feedback import FEEDBACKS, Feedback
+from toolkit.parallel.gradients.patterns import PATTERNS, Pattern
+
+DENSE_BELOW = 2**14
+ONE_HOP = ("all_reduce", "gather")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What replicas send each other in place of a dense all-reduce.
+
+    Attributes:
+        compressor: a row of `COMPRESSORS`, by name ("int4", "top_k=0.001") or made by a call.
+        pattern: a row of `PATTERNS`.
+        feedback: a row of `FEEDBACKS`, or "none".
+        weights: the compressor of gathered weights under ZeRO-3 (ZeRO++'s qwZ); None gathers them
+            as they are.
+        near: devices of a group, for the patterns with two levels, where one mesh axis holds both;
+            None for those of a process.
+        dense_below: tensors with fewer elements on a device are summed as they are, in one buffer.
+        seed: of the random rounding and places.
+
+    Example:
+        >>> str(Exchange.parse("int4:two_hop=4"))
+        'int4=256:two_hop=4'
+    """
+
+    compressor: Compressor | str = "int4"
+    pattern: str = "scatter_gather"
+    feedback: str = "none"
+    weights: Compressor | str | None = None
+    near: int | None = None
+    dense_below: int = DENSE_BELOW
+    seed: int = 0
+    of_gradients: Compressor = field(init=False, repr=False)
+    of_weights: Compressor | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.pattern not in PATTERNS:
+            raise ValueError(f"pattern: got {self.pattern!r}, wanted one of {', '.join(PATTERNS)}")
+        if self.feedback not in ("none", *FEEDBACKS):
+            known = ", ".join(("none", *FEEDBACKS))
+            raise ValueError(f"feedback: got {self.feedback!r}, wanted one of {known}")
+        if self.dense_below < 0:
+            raise ValueError(f"dense_below: got {self.dense_below}, wanted 0 or more")
+        named = self.compressor
+        row = compressor_of(named) if isinstance(named, str) else named
+        object.__setattr__(self, "of_gradients", row)
+        named = self.weights
+        weights = compressor_of(named) if isinstance(named, str) else named
+        object.__setattr__(self, "of_weights", weights)
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        row, is_linear = self.of_gradients, self.of_gradients.is_linear
+        is_exact = row.name == "float32"
+        if (self.pattern == "all_reduce") > is_linear or (self.pattern == "dense") > is_exact:
+            raise ValueError(
+                f"pattern: got {self.pattern!r} with {row}, whose messages are not sums; wanted "
+                "another pattern"
+            )
+        if is_linear and not is_exact and self.pattern != "all_reduce":
+            raise ValueError(
+                f"pattern: got {self.pattern!r} with {row}, whose messages have no places; wanted "
+                "'all_reduce'"
+            )
+        if (self.pattern == "vote") > (row.name == "scaled_sign"):
+            raise ValueError(f"compressor: got {row} with pattern 'vote', wanted 'scaled_sign'")
+        if self.of_weights is not None and self.of_weights.is_linear and not is_exact:
+            raise ValueError(f"weights: got {self.of_weights}, wanted one that gathers")
+        if (feedback := self.memory) is None:
+            return
+        if self.pattern in ("vote", "dense"):
+            raise ValueError(
+                f"feedback: got {self.feedback!r} with pattern {self.pattern!r}; wanted 'none'"
+            )
+        if row.contraction is None:
+            raise ValueError(
+                f"feedback: got {self.feedback!r} with {row}, which is no contraction and would "
+                "diverge; wanted `contracted` of it, or 'none'"
+            )
+        if feedback.is_for_sparse and not row.is_sparse:
+            raise ValueError(
+                f"feedback: got {self.feedback!r} with {row}, wanted it with 'top_k' only"
+            )
+        if feedback.is_difference and self.pattern not in ONE_HOP:
+            raise ValueError(
+                f"feedback: got {self.feedback!r} with pattern {self.pattern!r}, which encodes "
+                f"twice; wanted {' or '.join(ONE_HOP)}"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Exchange":
+        """Read "compressor:pattern:feedback:weights", of which all but the first may be left out.
+
+        A size follows "=": "top_k=0.001:gather:error_feedback", "int4=64:two_hop=4".
+        """
+        parts = text.split(":")
+        if len(parts) > 4:
+            raise ValueError(
+                f"exchange: got {text!r}, wanted compressor:pattern:feedback:weights at most"
+            )
+        pattern, _, near = (parts[1] if parts[1:] else "scatter_gather").partition("=")
+        if near and not near.isdigit():
+            raise ValueError(f"near: got {near!r} in {text!r}, wanted a number of devices")
+        others = {"feedback": parts[2]} if parts[2:] else {}
+        weights = parts[3] if parts[3:] else None
+        return cls(parts[0], pattern, weights=weights, near=int(near) if near else None, **others)
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        near = f"={self.near}" if self.near is not None else ""
+        text = f"{self.of_gradients}:{self.pattern}{near}"
+        if self.feedback != "none" or self.of_weights is not None:
+            text += f":{self.feedback}"
+        return text + (f":{self.of_weights}" if self.of_weights is not None else "")
+
+    @property
+    def how(self) -> Pattern:
+        """The row of the pattern."""
+        return PATTERNS[self.pattern]
+
+    @property
+    def memory(self) -> Feedback | None:
+        """The row of the feedback, or None."""
+        return FEEDBACKS.get(self.feedback)

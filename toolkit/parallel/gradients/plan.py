@@ -1,0 +1,289 @@
+"""An exchange on a layout: which tensors travel together, along which axes, in how many bytes.
+
+Tensors that go the same way are one buffer of float32, in the order of the tree. Small ones, and
+the last few numbers of a buffer that the replicas do not divide, are summed as they are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Int
+
+from toolkit.parallel.axes import axes_of, check_auto_axes
+from toolkit.parallel.first_use import only, unshared
+from toolkit.parallel.gradients.buffers import Group, Leaf
+from toolkit.parallel.gradients.exchange import Exchange
+from toolkit.parallel.gradients.messages import Messages
+from toolkit.parallel.gradients.patterns import PATTERNS
+from toolkit.parallel.gradients.peers import Along
+from toolkit.parallel.layout import Layout, Placement
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExchangeState:
+    """What an exchange remembers between steps.
+
+    Attributes:
+        step: int32 scalar, the exchanges so far, which seeds the next one.
+        residuals: for every buffer and hop the arrays of the feedback, [replicas, cuts, ...]: each
+            replica has its own.
+
+    Example:
+        >>> ExchangeState(jnp.int32(0), ()).residuals
+        ()
+    """
+
+    step: Int[Array, ""]
+    residuals: Any
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """An exchange on a layout.
+
+    Attributes:
+        exchange: what is done.
+        layout: the parameters and their devices.
+        is_gathered: whether weights are gathered by the step itself, whose transpose has then
+            summed the gradient along the weights' axes.
+
+    Example:
+        >>> from toolkit.parallel import data_parallel, make_mesh
+        >>> layout = data_parallel(jnp.ones((256, 256)), make_mesh({"data": len(jax.devices())}))
+        >>> plan = ExchangePlan(Exchange("int8"), layout)
+        >>> plan.init().residuals
+        ()
+    """
+
+    exchange: Exchange
+    layout: Layout
+    is_gathered: bool = False
+
+    def __post_init__(self) -> None:
+        check_auto_axes(self.layout.mesh)
+        self.layout.check()
+        if self.layout.attention is not None:
+            raise ValueError(
+                f"exchange: got a layout with attention {self.layout.attention!r}, which cuts "
+                "time; wanted whole sequences"
+            )
+        if not self.axes:
+            raise ValueError("exchange: got a layout whose batch is not cut; wanted a data axis")
+        needs_near = self.exchange.pattern in ("two_hop", "far")
+        for group in self.groups:
+            is_level = group.along.near.size == 1 or group.along.far.size == 1
+            if needs_near and is_level and len(group.along.peers.axes) == len(self.axes) == 1:
+                size = group.along.peers.size
+                raise ValueError(
+                    f"exchange: got {self.exchange} on {size} devices of one process along one "
+                    f"axis; wanted near=, a divisor between 1 and {size}, or a mesh with two data "
+                    "axes"
+                )
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes of the batch, outermost first."""
+        cuts = axes_of(self.layout.batch)[:1] or [()]
+        return tuple(axis for axis in self.layout.mesh.axis_names if axis in cuts[0])
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The other mesh axes, such as "model"."""
+        return tuple(axis for axis in self.layout.mesh.axis_names if axis not in self.axes)
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The tensors, in the order of the layout."""
+        return tuple(self._leaf(at, row) for at, row in enumerate(self.layout.placements))
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The compressed buffers."""
+        big = [leaf for leaf in self.leaves if self._is_compressed(leaf)]
+        return self._grouped(big, lambda leaf: jnp.float32)
+
+    @cached_property
+    def dense(self) -> tuple[Group, ...]:
+        """The buffers that are summed as they are."""
+        small = [leaf for leaf in self.leaves if not self._is_compressed(leaf)]
+        return self._grouped(small, lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32))
+
+    def _is_compressed(self, leaf: Leaf) -> bool:
+        return leaf.size >= max(self.exchange.dense_below, self._devices(leaf.axes))
+
+    def _grouped(self, leaves: Sequence[Leaf], dtype_of: Callable) -> tuple[Group, ...]:
+        found: dict[Any, list[Leaf]] = {}
+        for leaf in leaves:
+            if self._devices(leaf.axes) > 1:
+                key = leaf.axes, bool(leaf.cuts), dtype_of(leaf)
+                found.setdefault(key, []).append(leaf)
+        return tuple(
+            Group(tuple(those), self.along(axes), is_cut, dtype)
+            for (axes, is_cut, dtype), those in found.items()
+        )
+
+    def along(self, axes: tuple[str, ...]) -> Along:
+        """The devices along some axes, with their two levels."""
+        # Where weights are cut along near axes, what is left is far.
+        near = self.exchange.near if axes == self.axes or len(axes) > 1 else 1
+        return Along.over({axis: self.layout.mesh.shape[axis] for axis in axes}, near)
+
+    def _devices(self, axes: Sequence[str]) -> int:
+        return math.prod(self.layout.mesh.shape[axis] for axis in axes)
+
+    def _leaf(self, index: int, row: Placement) -> Leaf:
+        if not jnp.issubdtype(row.dtype, jnp.floating):
+            raise ValueError(f"{row.path}: got {row.dtype}, wanted a float type to exchange")
+        final = row.states["optimizer"]
+        weights, final = (unshared(spec, final, self.axes) for spec in (row.spec, final))
+        own = [axis for axes in axes_of(only(weights, self.axes)) for axis in axes]
+        summed = own if self.is_gathered else []
+        left = tuple(axis for axis in self.axes if axis not in summed)
+        cuts = tuple(
+            (dimension, tuple(axis for axis in axes if axis in left))
+            for dimension, axes in enumerate(axes_of(only(final, self.axes)))
+            if {*axes} & {*left}
+        )
+        if cuts and {axis for _, axes in cuts for axis in axes} != {*left}:
+            raise ValueError(
+                f"{row.path}: got moments cut along {final}; an exchange wants them cut along all "
+                f"of {', '.join(left)}, or none"
+            )
+        if own and self.exchange.memory is not None and not (self.is_gathered and left):
+            raise ValueError(
+                f"feedback: got {self.exchange.feedback!r}, and {row.path} is cut along "
+                f"{', '.join(own)}: a residual would be as large as the whole gradient; wanted "
+                "'none'"
+            )
+        shape = list(row.shape)
+        for dimension, axes in enumerate(axes_of(row.spec)):
+            shape[dimension] //= self._devices([a for a in axes if a in self.others or a in summed])
+        return Leaf(index, tuple(shape), row.dtype, left, cuts)
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that a device sends in `mean`: modelled, and equal to the compiled program's."""
+        how, total = self.exchange.how, 0.0
+        for group in self.groups:
+            if group.is_cut and how.bytes_scatter is not None:
+                total += how.bytes_scatter(self.exchange.of_gradients, group.along, group.length)
+                continue
+            total += how.bytes_whole(self.exchange.of_gradients, group.along, group.length)
+            devices = group.along.peers.size
+            total += 8 * (devices - 1) / devices * group.rest
+        for group in self.dense:
+            devices = group.along.peers.size
+            for leaf in group.leaves:
+                width = jnp.promote_types(leaf.dtype, jnp.float32).itemsize
+                times = 1 if group.is_cut else 2
+                total += times * width * (devices - 1) / devices * leaf.size
+        return total
+
+    @property
+    def state_spec(self) -> PartitionSpec:
+        """The spec of every array of the residuals: one part per device."""
+        own = (axes[0] if len(axes) == 1 else axes for axes in (self.axes, self.others) if axes)
+        return PartitionSpec(*own)
+
+    def init(self) -> ExchangeState:
+        """The state before the first step, on its devices."""
+        mesh, leading = self.layout.mesh, (self._devices(self.axes), self._devices(self.others))
+        local = tuple(self._memories(group) for group in self.groups if self.exchange.memory)
+        zeros = jax.tree.map(
+            lambda x: jax.jit(
+                lambda: jnp.zeros((*leading, *x.shape), x.dtype),
+                out_shardings=NamedSharding(mesh, self.state_spec),
+            )(),
+            local,
+        )
+        step = jax.device_put(jnp.int32(0), NamedSharding(mesh, PartitionSpec()))
+        return ExchangeState(step, zeros)
+
+    def _memories(self, group: Group) -> tuple[Any, ...]:
+        """The shapes of what a device remembers for a buffer, hop by hop."""
+        feedback, how = self.exchange.memory, self.exchange.how
+        assert feedback is not None
+        shapes = how.memories(group.along, group.length)
+        if group.is_cut and how.scatter is not None:
+            shapes = shapes[:-1]
+
+        def memory(shape: tuple[int, int]) -> Any:
+            rows = jax.ShapeDtypeStruct(shape, jnp.float32)
+            if feedback.storage is None:
+                return (rows,) * feedback.parts
+            return jax.eval_shape(jax.vmap(lambda x: feedback.storage.encode(x, None)), rows)
+
+        own = tuple(memory(shape) for shape in shapes)
+        mean = jax.ShapeDtypeStruct((group.along.peers.size, group.length), jnp.float32)
+        return (*own, (mean,)) if feedback.is_difference else own
+
+    def key(self, step: Int[Array, ""], what: str) -> Array:
+        """The random key of a step's gradients, or of its weights."""
+        key = jax.random.fold_in(jax.random.key(self.exchange.seed), step)
+        return jax.random.fold_in(key, ("gradients", "weights").index(what))
+
+    def is_gather_compressed(self, size: int, axes: tuple[str, ...]) -> bool:
+        """Whether a tensor of so many numbers is gathered along these axes by the exchange."""
+        is_near = self.exchange.pattern in ("far", "dense") and axes != self.axes
+        return size >= self.exchange.dense_below and self._devices(axes) > 1 and not is_near
+
+    def mean(
+        self, gradients: Any, residuals: Any, step: Int[Array, ""], is_sum: bool = False
+    ) -> tuple[Any, Any]:
+        """The mean of the replicas' gradients, inside a `shard_map` over all axes of the mesh.
+
+        Args:
+            gradients: the tree of parameters, a replica's own gradients, of which a device has its
+                parts along axes that do not cut the batch.
+            residuals: those of the state, this device's.
+            step: of the state.
+            is_sum: whether the loss was divided by the number of replicas, so that the gradient is
+                the replicas' sum; residuals are those of the mean all the same.
+
+        Returns:
+            (mean gradients, cut as the layout's moments; new residuals).
+        """
+        values, structure = jax.tree.flatten(gradients)
+        if is_sum:
+            values = [self._devices(leaf.axes) * values[leaf.index] for leaf in self.leaves]
+        key, kept = self.key(step, "gradients"), []
+        for at, group in enumerate(self.groups):
+            own = jax.tree.map(lambda x: x[0, 0], residuals[at] if self.exchange.memory else ())
+            rows, rest = group.rows(values)
+            mean, own = self._exchanged(group, rows, jax.random.fold_in(key, at), own)
+            rest = jax.lax.pmean(rest, group.along.peers.axes) if group.rest else rest
+            group.put(values, mean, rest)
+            kept.append(jax.tree.map(lambda x: x[None, None], own))
+        for group in self.dense:
+            rows, rest = group.rows(values)
+            dense = PATTERNS["dense"]
+            if group.is_cut:
+                group.put(values, dense.scatter(rows, group.along, None), rest)
+                continue
+            whole = jnp.concatenate([rows.reshape(-1), rest])
+            group.put(values, jax.lax.pmean(whole, group.along.peers.axes), rest[:0])
+        return jax.tree.unflatten(structure, values), tuple(kept) if self.exchange.memory else ()
+
+    def _exchanged(
+        self, group: Group, rows: Array, key: Array, memories: tuple
+    ) -> tuple[Array, tuple]:
+        """The mean of a buffer: [parts, length] or this device's row [length], and memories."""
+        how, feedback = self.exchange.how, self.exchange.memory
+        device = jax.lax.axis_index(self.layout.mesh.axis_names)
+        messages = Messages(self.exchange.of_gradients, feedback, key, device, memories)
+        if group.is_cut and how.scatter is not None:
+            return how.scatter(rows, group.along, messages), tuple(messages.kept)
+        mean = how.whole(rows, group.along, messages)
+        kept = tuple(messages.kept)
+        if feedback is not None and feedback.is_difference:
+            mean = mean + memories[-1][0]
+            kept = (*kept, (mean,))
+        return (mean[group.along.index()] if group.is_cut else mean), kept
