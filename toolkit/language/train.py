@@ -136,7 +136,8 @@ def train_language_model(
     else:
         graph, params, bias, layout = planned_parameters(run, form)
     optimizer = run.make_optimizer(form)
-    state = TrainState.create(params, optimizer, bias)
+    exchange = run.exchange_plan(layout)
+    state = TrainState.create(params, optimizer, bias, exchange)
     if layout is not None:  # moments may have another sharding
         state = layout.apply(state) if form is None else form.placed(state)
     has_experts = "moe" in run.config.feed_forward_words
@@ -151,7 +152,9 @@ def train_language_model(
         loss = partial(loss_and_bias, graph, bias_rate=run.bias_rate, **parts)
     if form is not None:
         loss = evaluated = form.loss
-    loss, evaluated = (layout.bind(f) if layout else f for f in (loss, evaluated))
+    evaluated = layout.bind(evaluated) if layout else evaluated
+    if layout is not None and exchange is None:  # a replica's own gradient knows no layout
+        loss = layout.bind(loss)
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
@@ -197,7 +200,8 @@ def train_language_model(
     if run.learning_rate == "search":
         result = search_rate(loss, optimizer, state, data, options, **how, **kept)
     else:
-        step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, accumulate=passes, **how)
+        how |= {"accumulate": passes, "exchange": exchange}
+        step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, **how)
         result = fit(state, step, data, options, former=shorter, form=form, **kept)
     params, bias = evaluation_params(result.state), result.state.model_state
     if form is not None:

@@ -65,7 +65,8 @@ class Layout:
     It also applies to trees that hold more than parameters, such as a train state. A leaf whose
     path *ends* in a parameter's path and that has its shape follows that parameter. Below an
     attribute, like the moments of optax states (`mu`, `nu`, `trace`), it takes the row's
-    `optimizer`; only the attribute `params` holds parameters. Every other leaf is replicated.
+    `optimizer`; only the attribute `params` holds parameters. Below the attribute `residuals` every
+    device has a part of its own (`replica_spec`). Every other leaf is replicated.
 
     Attributes:
         mesh: the devices.
@@ -141,6 +142,8 @@ class Layout:
         def spec_of(keys: tuple, leaf: Any) -> PartitionSpec:
             nonlocal placed, others
             names, shape = _names(keys), tuple(jnp.shape(leaf))
+            if any(getattr(key, "name", None) == "residuals" for key in keys):
+                return self.replica_spec
             whole = table.get("/".join(names))
             if whole is not None and whole.shape != shape:
                 raise ValueError(
@@ -186,6 +189,16 @@ class Layout:
             if problems := self._problems(f"batch: {name}", jnp.shape(leaf), self.batch, False):
                 raise ValueError("; ".join(problems))
         return jax.device_put(batch, self.batch_sharding)
+
+    @property
+    def replica_spec(self) -> PartitionSpec:
+        """The spec of arrays [replicas, cuts, ...] of which every device has a part of its own, as
+        of what an exchange of gradients remembers: replicated, it would cost N times as much."""
+        rows = (axes_of(self.batch)[:1] or [()])[0]
+        others = tuple(axis for axis in self.mesh.axis_names if axis not in rows)
+        return PartitionSpec(
+            *(axes[0] if len(axes) == 1 else axes for axes in (rows, others) if axes)
+        )
 
     @property
     def bytes_per_device(self) -> int:

@@ -261,7 +261,9 @@ def sharded_train_step(
         # With check_vma=True, jax would sum gradients of replicated inputs by itself, but refuse
         # losses with a scan that starts from fresh zeros. Here every collective is written down.
         states = (
-            ExchangeState(PartitionSpec(), PartitionSpec(*plan.state_spec[:1])) if plan else None
+            ExchangeState(PartitionSpec(), PartitionSpec(*layout.replica_spec[:1]))
+            if plan
+            else None
         )
         loss, gradients, state = jax.shard_map(
             on_each_device,

@@ -8,7 +8,7 @@ the same numbers. Rates may be data, so that schedules and candidates of a searc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit.parallel.accumulation import gradient_in_passes
+from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
+from toolkit.parallel.gradients.replicas import exchanged_gradient
 from toolkit.parallel.loss_scaling import loss_scale_of, where_finite
 
 Params = Any
@@ -36,6 +38,7 @@ class TrainState:
         optimizer_state: the state of the optax transformation.
         model_state: state that the loss itself changes, such as averages of batch normalisation or
             counts of random streams, or None.
+        exchange_state: what an exchange of gradients remembers, or None.
 
     Example:
         >>> import optax
@@ -48,10 +51,15 @@ class TrainState:
     params: Params
     optimizer_state: Any
     model_state: Any = None
+    exchange_state: ExchangeState | None = None
 
     @classmethod
     def create(
-        cls, params: Params, optimizer: optax.GradientTransformation, model_state: Any = None
+        cls,
+        params: Params,
+        optimizer: optax.GradientTransformation,
+        model_state: Any = None,
+        exchange: ExchangePlan | None = None,
     ) -> "TrainState":
         """Start at step 0 with a copy of `params`, because a train step donates its state.
 
@@ -59,6 +67,8 @@ class TrainState:
         """
         params, model_state = jax.tree.map(jnp.copy, (params, model_state))
         state = cls(jnp.zeros((), jnp.int32), params, optimizer.init(params), model_state)
+        if exchange is not None:
+            state = replace(state, exchange_state=exchange.init())
         shardings = (leaf.sharding for leaf in jax.tree.leaves(params) if _is_on_mesh(leaf))
         if (first := next(shardings, None)) is None:
             return state
@@ -76,12 +86,14 @@ def make_update(
     *,
     passes: int = 1,
     weigh: Callable[[Batch], Float[Array, ""]] | None = None,
+    exchange: ExchangePlan | None = None,
 ) -> Callable[[TrainState, Any, Array | None], tuple[TrainState, Metrics]]:
     """One update, (state, data, rate) -> (state, metrics): scaled by `rate` unless that is None.
 
     `loss_fn` is (params, batch) -> loss; with a model state in the TrainState (params, model_state,
     batch) -> (loss, model_state). `metrics_of` takes loss, gradients and new optimiser state; None
-    for the loss alone. `passes` and `weigh` are those of `gradient_in_passes`.
+    for the loss alone. `passes` and `weigh` are those of `gradient_in_passes`. With an exchange,
+    replicas' gradients become their mean by it; a skipped update leaves its memory as it was.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -91,22 +103,41 @@ def make_update(
         return loss_fn(params, model_state, batch)
 
     gradient = gradient_in_passes(loss_of, passes, weigh)
+    by_exchange = None if exchange is None else exchanged_gradient(gradient, exchange, weigh)
 
     def update(state: TrainState, data: Any, rate: Array | None) -> tuple[TrainState, Metrics]:
         batch = sample(data, state.step)
         scale = loss_scale_of(state.optimizer_state)
-        loss, model_state, gradients = gradient(state.params, state.model_state, batch, scale)
+        model_state, exchange_state = state.model_state, state.exchange_state
+        if by_exchange is None:
+            loss, model_state, gradients = gradient(state.params, model_state, batch, scale)
+        elif model_state is not None or exchange_state is None:
+            raise ValueError(
+                "exchange: got a state with a model state or without one for the exchange; wanted "
+                "TrainState.create(params, optimizer, exchange=plan)"
+            )
+        else:
+            loss, gradients, exchange_state = by_exchange(
+                state.params, batch, scale, exchange_state
+            )
         updates, optimizer_state = optimizer.update(
             gradients, state.optimizer_state, state.params, value=loss
         )
         if rate is not None:
             updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), updates)
         params = optax.apply_updates(state.params, updates)
-        model_state = where_finite(optimizer_state, model_state, state.model_state)
+        model_state, exchange_state = where_finite(
+            optimizer_state,
+            (model_state, exchange_state),
+            (state.model_state, state.exchange_state),
+        )
         metrics = {"loss": loss}
         if metrics_of is not None:
             metrics = metrics_of(loss, gradients, optimizer_state)
-        return TrainState(state.step + 1, params, optimizer_state, model_state), metrics
+        if exchange is not None and exchange.has_norm:
+            metrics["residual_norm"] = optax.tree.norm(exchange_state.residuals)
+        state = TrainState(state.step + 1, params, optimizer_state, model_state, exchange_state)
+        return state, metrics
 
     return update
 

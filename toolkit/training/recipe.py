@@ -15,6 +15,8 @@ from jaxtyping import Array, Int
 
 from toolkit import lr
 from toolkit._checks import check_fields, checked
+from toolkit.parallel import Layout
+from toolkit.parallel.gradients import Exchange, ExchangePlan
 from toolkit.parallel.loss_scaling import with_loss_scale
 from toolkit.parallel.updates import Batch, Params, TrainState
 from toolkit.training.averages import with_average
@@ -52,6 +54,9 @@ class Recipe:
         loss_scaling: scale the loss, for float16: a gradient that is not finite halves the scale
             and is skipped.
         accumulate: passes per update, of equal parts of the batch, whose gradients are averaged.
+        exchange: how the replicas of a layout agree on the gradient, as compressor:pattern:feedback
+            of `toolkit.parallel.gradients.Exchange`, such as int4:two_hop or
+            top_k=0.01:gather:error_feedback; None: the compiler sums.
 
     Example:
         >>> recipe = Recipe(steps=100, optimizer="lion", learning_rate=1e-3, ema=0.99)
@@ -74,6 +79,7 @@ class Recipe:
     ema: float = 0.0
     loss_scaling: bool = False
     accumulate: int = 1
+    exchange: str | None = None
 
     def __post_init__(self):
         if isinstance(self.no_decay, list):  # as JSON and TOML have it
@@ -106,6 +112,11 @@ class Recipe:
                 f"final_rate: got {self.final_rate} with schedule {self.schedule_name!r}; wanted "
                 "linear or cosine"
             )
+        if self.exchange is not None and Exchange.parse(self.exchange).of_weights is not None:
+            raise ValueError(
+                f"exchange: got {self.exchange!r}, and the compiler gathers the weights here; "
+                "wanted no compressor of weights (`sharded_train_step` takes one)"
+            )
         self._check_exclusions()
 
     def _check_exclusions(self):
@@ -120,7 +131,8 @@ class Recipe:
         if self.learning_rate != "search":
             return
         wanted = {"schedule": None, "warmup": None, "final_rate": 0, "ema": 0, "accumulate": 1}
-        for name, value in (wanted | {"loss_scaling": False}).items():
+        wanted |= {"loss_scaling": False, "exchange": None}
+        for name, value in wanted.items():
             if getattr(self, name) != value:
                 raise ValueError(
                     f"{name}: got {getattr(self, name)!r} with learning_rate 'search'; wanted "
@@ -160,6 +172,17 @@ class Recipe:
         }[self.schedule_name]()
         return optax.join_schedules([optax.linear_schedule(0.0, peak, rise), after], [rise])
 
+    def exchange_plan(self, layout: Layout | None) -> ExchangePlan | None:
+        """The exchange on a layout; None without one."""
+        if self.exchange is None:
+            return None
+        if layout is None:
+            raise ValueError(
+                f"exchange: got {self.exchange!r} without a layout; wanted one with replicas, such "
+                "as 'data'"
+            )
+        return ExchangePlan(Exchange.parse(self.exchange), layout)
+
     def make_optimizer(self, form: ProgramForm | None = None) -> optax.GradientTransformation:
         """The optax transformation of these options, for parameters in the form of a program."""
         mask = partial(decay_mask, spared=self.no_decay)
@@ -198,6 +221,7 @@ def prepare(
     compute_dtype: Any = None,
     batch_sharding: jax.sharding.Sharding | None = None,
     weigh: Callable[[Batch], Any] | None = None,
+    layout: Layout | None = None,
 ) -> tuple[TrainState, TrainStep]:
     """The first two arguments of `fit`: the state of a run and its train step, by a recipe.
 
@@ -211,6 +235,7 @@ def prepare(
         compute_dtype: type of the matrices in the loss.
         batch_sharding: sharding of every array of a sampled batch.
         weigh: weight of a part of the batch when the gradient is accumulated.
+        layout: of the parameters, for the recipe's exchange.
 
     Returns:
         (state, train_step).
@@ -224,7 +249,7 @@ def prepare(
         raise ValueError(
             "recipe: learning_rate is 'search', which `search_rate` takes; give a rate"
         )
-    optimizer = recipe.make_optimizer()
+    optimizer, exchange = recipe.make_optimizer(), recipe.exchange_plan(layout)
     step = make_train_step(
         loss_fn,
         optimizer,
@@ -234,5 +259,7 @@ def prepare(
         batch_sharding=batch_sharding,
         accumulate=recipe.accumulate,
         weigh=weigh,
+        exchange=exchange,
     )
-    return TrainState.create(params, optimizer, model_state), step
+    state = TrainState.create(params, optimizer, model_state, exchange)
+    return (state if exchange is None else exchange.layout.apply(state)), step

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.parallel.gradients import ExchangePlan
 from toolkit.parallel.hosts.meeting import Together
 from toolkit.parallel.loss_scaling import loss_scale_of, where_finite
 from toolkit.parallel.updates import (
@@ -31,6 +32,7 @@ class TrainStep:
 
     Attributes:
         most_steps: the largest number of updates in one call.
+        exchange: how replicas agree on the gradient; None: the compiler sums.
 
     Example:
         >>> optimizer = adamw(1e-2)
@@ -40,8 +42,9 @@ class TrainStep:
         (1, [4.0])
     """
 
-    def __init__(self, update: Callable, most_steps: int):
+    def __init__(self, update: Callable, most_steps: int, exchange: ExchangePlan | None = None):
         self.most_steps = most_steps
+        self.exchange = exchange
         program = jax.jit(
             partial(run_updates, update, most_steps=most_steps),
             donate_argnames="state",
@@ -72,6 +75,7 @@ def make_train_step(
     batch_sharding: jax.sharding.Sharding | None = None,
     accumulate: int = 1,
     weigh: Callable[[Batch], Float[Array, ""]] | None = None,
+    exchange: ExchangePlan | None = None,
 ) -> TrainStep:
     """Build the jitted update: draw a batch, differentiate, step the optimiser.
 
@@ -98,12 +102,14 @@ def make_train_step(
             part.
         weigh: batch -> weight of its mean loss, if parts do not count alike: for packed documents
             the number of targets, `lambda batch: (batch[1] >= 0).sum()`. None: alike.
+        exchange: how the replicas of a layout agree on the gradient; None leaves it to the
+            compiler, which sums. The state must be made with it, and the loss knows no layout.
 
     Returns:
         A `TrainStep`: (state, data, steps=1) -> (state, metrics) with metrics "loss",
         "gradient_norm" (before clipping) and, if the optimiser's state tells it, "learning_rate",
         each [steps]. With loss scaling also "loss_scale" and the updates "skipped" so far, whose
-        gradient norm is given as 0.
+        gradient norm is given as 0; with feedback in the exchange also "residual_norm".
 
     Cost: Per update, the loss's forward and backward passes; parameters and optimiser state are
         updated in place (donated). Under a mesh, the collectives that the layout of the parameters
@@ -127,9 +133,9 @@ def make_train_step(
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, got {accumulate}")
     draw = sharded_sample(sample or _whole, batch_sharding)
-    how = {"passes": accumulate, "weigh": weigh}
+    how: dict[str, Any] = {"passes": accumulate, "weigh": weigh, "exchange": exchange}
     update = make_update(loss_in_compute_dtype, optimizer, draw, _metrics, **how)
-    return TrainStep(update, most_steps)
+    return TrainStep(update, most_steps, exchange)
 
 
 @checked

@@ -66,8 +66,10 @@ def test_a_zero_gradient_stays_zero(name):
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize("name", ROWS)
 def test_what_is_not_finite_stays_visible(name, bad):
-    found = through(ROWS[name], vector(300).at[123].set(bad))
-    assert not jnp.isfinite(found).all()
+    row = ROWS[name]
+    places = jnp.array([0, 7, 123, 254, 255, 299])  # a maximum may take a NaN for a number at some
+    found = jax.vmap(lambda at: through(row, vector(300).at[at].set(bad)))(places)
+    assert not jnp.isfinite(found).all(axis=1).any()
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "ternary", "qsgd"])

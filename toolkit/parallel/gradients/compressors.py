@@ -116,7 +116,7 @@ def _float8(name: str, dtype: Any, relative: float, absolute: float, block: int)
 
     def encode(x: Array, key: Any) -> Payload:
         blocks = in_blocks(x, block)
-        scale = _scale(jnp.max(jnp.abs(blocks), axis=1) / largest)
+        scale = _scale(blocks, jnp.inf) / largest
         codes = jnp.clip(blocks / scale[:, None], -largest, largest).astype(dtype)
         return jax.lax.bitcast_convert_type(codes, jnp.uint8), scale
 
@@ -167,7 +167,7 @@ def _integers(
 
     def encode(x: Array, key: Any) -> Payload:
         blocks = in_blocks(x, block)
-        scale = _scale(jnp.linalg.norm(blocks, ord=norm, axis=1) / levels)
+        scale = _scale(blocks, norm) / levels
         exact = blocks / scale[:, None]
         if rounding == "stochastic":
             codes = jnp.floor(exact + jax.random.uniform(key, exact.shape, exact.dtype))
@@ -195,8 +195,11 @@ def _integers(
     return Compressor(f"{name}={block}", encode, decode, size, contraction, variance, source)
 
 
-def _scale(scale: Array) -> Array:
-    """No division by zero, but a NaN stays one: `scale > 0` would hide it."""
+def _scale(blocks: Array, norm: float) -> Array:
+    """The norm of each block, 1 for a block of zeros; NaN where a number is not finite."""
+    scale = jnp.linalg.norm(blocks, ord=norm, axis=1)
+    # XLA for CPUs takes the maximum of numbers and a NaN to be a number, by default.
+    scale = scale + jnp.sum(0 * blocks, axis=1)
     return jnp.where(scale == 0, 1, scale).astype(jnp.float32)
 
 

@@ -95,6 +95,11 @@ class ExchangePlan:
         return tuple(axis for axis in self.layout.mesh.axis_names if axis in cuts[0])
 
     @property
+    def replicas(self) -> int:
+        """The number of devices, or groups of them, with a part of the batch each."""
+        return self._devices(self.axes)
+
+    @property
     def others(self) -> tuple[str, ...]:
         """The other mesh axes, such as "model"."""
         return tuple(axis for axis in self.layout.mesh.axis_names if axis not in self.axes)
@@ -188,19 +193,19 @@ class ExchangePlan:
         return total
 
     @property
-    def state_spec(self) -> PartitionSpec:
-        """The spec of every array of the residuals: one part per device."""
-        own = (axes[0] if len(axes) == 1 else axes for axes in (self.axes, self.others) if axes)
-        return PartitionSpec(*own)
+    def has_norm(self) -> bool:
+        """Whether residuals are plain numbers, whose norm tells how much is not sent yet."""
+        memory = self.exchange.memory
+        return bool(self.groups) and memory is not None and memory.storage is None
 
     def init(self) -> ExchangeState:
         """The state before the first step, on its devices."""
-        mesh, leading = self.layout.mesh, (self._devices(self.axes), self._devices(self.others))
+        mesh, leading = self.layout.mesh, (self.replicas, self._devices(self.others))
         local = tuple(self._memories(group) for group in self.groups if self.exchange.memory)
         zeros = jax.tree.map(
             lambda x: jax.jit(
                 lambda: jnp.zeros((*leading, *x.shape), x.dtype),
-                out_shardings=NamedSharding(mesh, self.state_spec),
+                out_shardings=NamedSharding(mesh, self.layout.replica_spec),
             )(),
             local,
         )
