@@ -178,12 +178,11 @@ def sharded_train_step(
             return over_batch(shard.astype(wide)).astype(shard.dtype)
         return in_parts(over_batch, shard, without(spec, batch_axes))
 
-    def exchanging_gather(key: Array) -> Callable[[Array, PartitionSpec], Array]:
+    def exchanging_gather(plan: ExchangePlan, key: Array) -> Callable:
         """`gather`, with the messages of the exchange for tensors that are not small."""
         calls = itertools.count()
 
         def gathered(shard: Array, spec: PartitionSpec) -> Array:
-            assert plan is not None
             own = only(spec, batch_axes)
             used = tuple(axis for axis in batch_axes if axis not in _without(batch_axes, own))
             size = math.prod(shard.shape) * math.prod(layout.mesh.shape[axis] for axis in used)
@@ -220,7 +219,7 @@ def sharded_train_step(
             given = jax.tree.map(Shard, shards, specs)
             given = jax.tree.leaves((given, local_batch), is_leaf=lambda x: isinstance(x, Shard))
             policy = is_kept if gather_again else None
-            how = exchanging_gather(*key) if key else gather
+            how = exchanging_gather(plan, *key) if plan else gather
             return FirstUse(how, batch_axes, policy=policy).run(program, given)[0] / devices
 
         if gather_again and devices > 1:
@@ -237,11 +236,15 @@ def sharded_train_step(
 
             return in_parts(total, gradient, without(spec, batch_axes))
 
-        def exchanged(gradients: Params, state: ExchangeState) -> tuple[Params, ExchangeState]:
-            assert plan is not None
+        def exchanged(
+            plan: ExchangePlan, gradients: Params, state: ExchangeState
+        ) -> tuple[Params, ExchangeState]:
             parts = jax.tree.map(lambda spec: without(spec, batch_axes), specs, is_leaf=_is_spec)
             parts = parts, jax.tree.map(lambda _: PartitionSpec(None, plan.others), state.residuals)
-            mean = lambda given, step: plan.mean(*given, step, is_sum=True)  # noqa: E731
+
+            def mean(given: tuple[Params, Any], step: Array) -> tuple[Params, Any]:
+                return plan.mean(given[0], given[1], step, is_sum=True)
+
             gradients, residuals = in_parts(mean, (gradients, state.residuals), parts, state.step)
             return gradients, ExchangeState(state.step + 1, residuals)
 
@@ -250,10 +253,10 @@ def sharded_train_step(
         ) -> tuple[Array, Params, ExchangeState | None]:
             key = () if state is None or plan is None else (plan.key(state.step, "weights"),)
             loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch, *key)
-            if state is None:
+            if state is None or plan is None:
                 gradients = jax.tree.map(summed, gradients, specs, near, far)
             else:
-                gradients, state = exchanged(gradients, state)
+                gradients, state = exchanged(plan, gradients, state)
             if devices > 1:
                 loss = in_parts(lambda x: jax.lax.psum(x, batch_axes), loss, PartitionSpec())
             return loss, gradients, state

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from toolkit.parallel.gradients import COMPRESSORS, contracted
 from toolkit.parallel.gradients.compressors import compressor_of
@@ -37,10 +35,9 @@ def through(row, x, key=100):  # not the seed of x, whose draws it would follow
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
-@given(n=st.integers(1, 40), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_what_is_packed_is_unpacked(bits, n, seed):
-    codes = np.random.default_rng(seed).integers(0, 2**bits, (3, n)).astype(np.uint8)
+@pytest.mark.parametrize("n", [1, 7, 16])
+def test_what_is_packed_is_unpacked(bits, n):
+    codes = np.random.default_rng(n).integers(0, 2**bits, (3, n)).astype(np.uint8)
     packed = pack(jnp.asarray(codes), bits)
     assert packed.shape == (3, -(-n * bits // 8))
     np.testing.assert_array_equal(unpack(packed, bits, n), codes)

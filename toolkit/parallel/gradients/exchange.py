@@ -108,9 +108,9 @@ class Exchange:
         pattern, _, near = (parts[1] if parts[1:] else "scatter_gather").partition("=")
         if near and not near.isdigit():
             raise ValueError(f"near: got {near!r} in {text!r}, wanted a number of devices")
-        others = {"feedback": parts[2]} if parts[2:] else {}
+        feedback = parts[2] if parts[2:] else "none"
         weights = parts[3] if parts[3:] else None
-        return cls(parts[0], pattern, weights=weights, near=int(near) if near else None, **others)
+        return cls(parts[0], pattern, feedback, weights, int(near) if near else None)
 
     def __str__(self) -> str:
         """The text that `parse` reads."""

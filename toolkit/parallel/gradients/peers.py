@@ -25,7 +25,7 @@ class Peers:
     @property
     def _where(self) -> dict[str, Any]:
         return {
-            "axis_name": self.axes if len(self.axes) > 1 else self.axes[0],
+            "axis_name": self.axes,
             "axis_index_groups": self.groups and [list(group) for group in self.groups],
         }
 

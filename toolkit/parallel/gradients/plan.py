@@ -20,8 +20,7 @@ from toolkit.parallel.axes import axes_of, check_auto_axes
 from toolkit.parallel.first_use import only, unshared
 from toolkit.parallel.gradients.buffers import Group, Leaf
 from toolkit.parallel.gradients.exchange import Exchange
-from toolkit.parallel.gradients.messages import Messages
-from toolkit.parallel.gradients.patterns import PATTERNS
+from toolkit.parallel.gradients.messages import Messages, store
 from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.layout import Layout, Placement
 
@@ -222,9 +221,7 @@ class ExchangePlan:
 
         def memory(shape: tuple[int, int]) -> Any:
             rows = jax.ShapeDtypeStruct(shape, jnp.float32)
-            if feedback.storage is None:
-                return (rows,) * feedback.parts
-            return jax.eval_shape(jax.vmap(lambda x: feedback.storage.encode(x, None)), rows)
+            return jax.eval_shape(lambda x: store(feedback, (x,) * feedback.parts), rows)
 
         own = tuple(memory(shape) for shape in shapes)
         mean = jax.ShapeDtypeStruct((group.along.peers.size, group.length), jnp.float32)
@@ -269,12 +266,12 @@ class ExchangePlan:
             kept.append(jax.tree.map(lambda x: x[None, None], own))
         for group in self.dense:
             rows, rest = group.rows(values)
-            dense = PATTERNS["dense"]
+            peers = group.along.peers
             if group.is_cut:
-                group.put(values, dense.scatter(rows, group.along, None), rest)
+                group.put(values, peers.sum_scatter(rows) / peers.size, rest)
                 continue
             whole = jnp.concatenate([rows.reshape(-1), rest])
-            group.put(values, jax.lax.pmean(whole, group.along.peers.axes), rest[:0])
+            group.put(values, jax.lax.pmean(whole, peers.axes), rest[:0])
         return jax.tree.unflatten(structure, values), tuple(kept) if self.exchange.memory else ()
 
     def _exchanged(

@@ -27,19 +27,9 @@ def quantised_gather(
     The rounding of the forward pass has no derivative of its own: only the copy in use is rounded,
     and the optimiser sees neither it nor a rounded master.
 
-    Args:
-        shard: this device's part.
-        spec: along which mesh axes each dimension is cut; all of them in `along`.
-        key: random key of the rounding.
-        exchange: what is sent.
-        along: the devices.
-
-    Returns:
-        The whole array, in the shard's dtype.
-
-    Cost: Bytes sent: (D - 1) c_w(n / D) forward and the pattern's first half backward.
-
-    Source: Wang et al., ZeRO++, 2023, sections 3.1 and 3.3.
+    `spec` says along which mesh axes each dimension is cut, all of them in `along`. A device sends
+    (D - 1) c_w(n / D) forward and the pattern's first half backward (Wang et al., ZeRO++, 2023,
+    sections 3.1 and 3.3).
     """
     cuts = tuple((at, axes) for at, axes in enumerate(axes_of(spec)) if axes)
     whole = list(shard.shape)
@@ -67,6 +57,7 @@ def quantised_gather(
         messages = Messages(exchange.of_gradients, None, jax.random.fold_in(key, 1), along.index())
         rows = cut_rows(cotangent.astype(jnp.float32), leaf, along)
         how = exchange.how.scatter or PATTERNS["scatter_gather"].scatter
+        assert how is not None
         total = along.peers.size * how(rows, along, messages)
         return total.reshape(shard.shape).astype(shard.dtype)
 
