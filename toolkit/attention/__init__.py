@@ -71,8 +71,9 @@ mixture_of_block_attention_reference, mixture_of_block_attention_step)
     indexer_loss                 what teaches the indexer
     BlockCache, IndexedCache     what each remembers while it decodes
 
-A room within this one
+Rooms within this one
     latent                       latent attention: MLA in two forms, and what can be cut out of it
+    quantised                    keys and values in fewer than 8 bits: KIVI, block floating point
 
 Prefill by tiles, without training (`sparse/prefill/`)
     attend_tiles                 exact attention over the tiles that are kept
@@ -97,7 +98,7 @@ Every mixer once, with what it costs (`mixers.py`)
     chunk_gated_delta_rule       Gated DeltaNet as MaxText calls it (`drop_in.py`)
 """
 
-from toolkit.attention import latent
+from toolkit.attention import latent, quantised
 from toolkit.attention.buckets import bucket_length
 from toolkit.attention.drop_in import chunk_gated_delta_rule
 from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
@@ -323,6 +324,7 @@ __all__ = [
     "preconditioned_kda_reference",
     "preconditioned_kda_step",
     "quantisation_error",
+    "quantised",
     "recurrent",
     "register",
     "retention",
