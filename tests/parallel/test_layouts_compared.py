@@ -1,5 +1,9 @@
 """Layouts that are found against those that names give: what they cost and what they send."""
 
+import importlib
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -96,3 +100,24 @@ def test_what_is_found_sends_no_more_than_what_names_say(case):
         sent.append(sum(collective.total_bytes_sent for collective in found))
     assert seconds[0] <= seconds[1]
     assert sent[0] <= sent[1]
+
+
+@pytest.mark.nightly
+def test_the_tables_of_the_page_are_those_of_their_command(monkeypatch):
+    """All but FLOPs and memory, which tests compile otherwise than users do."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    layouts = importlib.import_module("layouts")
+
+    def counted(text):
+        rows = [
+            [cell.strip() for cell in line.split("|")]
+            for table in layouts.PLACE.findall(text)
+            for line in table.splitlines()
+            if not layouts.is_theirs(line)
+        ]
+        memory = re.compile(r", `memory=\d+`")
+        return [[memory.sub(" within", row[1]), *row[2:-5], *row[-3:]] for row in rows]
+
+    page = layouts.PAGE.read_text()
+    assert len(rows := counted(page)) == 5 + 6
+    assert counted(layouts.with_tables(page)) == rows
