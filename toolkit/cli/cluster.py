@@ -62,6 +62,8 @@ def plan(
     calibrate: Path | None = None,
     links: Path | None = None,
     lengths: tuple[int, ...] = (),
+    host_link: float | None = None,
+    host_memory: float = 200.0,
     grade: Path | None = None,
     grade_looped: Path | None = None,
     grade_experts: Path | None = None,
@@ -83,7 +85,8 @@ def plan(
     Args:
         model: the name of a model, such as llama-3-8b, lt2-hybrid-1.3b or deepseek-v3; or the
             folder of a run, for its model.
-        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; "here" measures the local
+        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; several kinds, as
+            h100:4+a100:8, get pipelines of unequal stages (HexiScale); "here" measures the local
             devices.
         memory: GiB per chip (none: all it has).
         batch: global batch size in sequences.
@@ -94,7 +97,10 @@ def plan(
         links: bytes per second between nodes as measured, a JSON table [nodes][nodes]: place the
             stages of the fastest plan with pipelines on them.
         lengths: tokens of sequences of different lengths: also divide the chips into groups for
-            them (FlexSP).
+            them (FlexSP), and into replicas that work through them (Hydraulis).
+        host_link: GB/s between a chip and its host, one way: also choose what the fastest plan's
+            layers keep, swap to the host and compute anew (MEMO).
+        host_memory: GiB of the host's memory per chip, for what is swapped.
         grade: print the errors of all predictions in this record of compiled configurations.
         grade_looped: the same for a record of looped, hybrid and latent models.
         grade_experts: the same for a record of mixtures of experts.
@@ -119,6 +125,7 @@ def plan(
     from toolkit.planning.grade.cases import looped_cases, mixture_cases
     from toolkit.planning.time.seconds import constants_of
     from toolkit.planning.uneven.placement import placed_in_words
+    from toolkit.planning.uneven.replicas import MOST_CHIPS
 
     if grade is not None:
         print(grading.grade_record(grade, minutes))
@@ -148,6 +155,11 @@ def plan(
         how: dict[str, Any] = {"imbalance": imbalance, "weights": weights, "cache": cache}
         found = planning.plan_decode(model, batch, decode, chips, **how)
         print(f"{found}\nmodelled")
+        return
+
+    if "+" in chips:
+        sizes: dict[str, Any] = {"batch": batch, "sequence_length": sequence_length}
+        print(planning.plan_mixed_cluster(model, chips, **sizes))
         return
 
     constants = None
@@ -183,7 +195,20 @@ def plan(
         print(placed_in_words(found, links))
     if lengths:
         limit = {"memory": found.best.limit, "constants": constants}
-        print(planning.plan_sequences(config, compile or chips, lengths, **limit))
+        groups = planning.plan_sequences(config, compile or chips, lengths, **limit)
+        print(groups)
+        if where.chips <= MOST_CHIPS:
+            costs = groups.costs
+            replicas = planning.plan_replicas(
+                lengths,
+                chips=where.chips,
+                capacity=costs.capacity,
+                seconds=lambda length, degree: costs.milliseconds(length, degree) / 1e3,
+            )
+            print(f"replicas through the whole step, in {replicas}")
+    if host_link is not None:
+        host = {"host": host_memory * 2**30, "link": host_link * 1e9}
+        print(planning.plan_swaps(found.best, **host))
     if compile is not None:
         print(grading.compile_plan(found))
 

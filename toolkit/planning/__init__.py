@@ -28,6 +28,13 @@ Plan (`search/`, `time/pipelines.py`, `uneven/`):
 * `plan_sequences`: chips in groups for sequences of different lengths, as a `SequencePlan` (FlexSP)
 * `equal_time_cuts`, `best_slices`, `sliced_seconds`: slices of a causal sequence, and how many
 * `chunk_sequences`: long sequences in slices and short ones packed, as `Chunks` (InfiniPipe)
+* `plan_replicas`: replicas of different sizes for sequences of different lengths (Hydraulis), as a
+  `ReplicaPlan`; `pack_by_time`: sequences into micro-batches; `ranks_of`: chips per sequence
+  (ByteScale)
+* `plan_mixed`, `plan_mixed_cluster`: pipelines of unequal stages on chips of several kinds, as a
+  `MixedPlan` (HexiScale); `ChipKind`, `MixedStage`: what they say
+* `plan_swaps`, `keep_swap_recompute`: the fate of every `ActivationTensor`, as `Fates` (MEMO);
+  `swapped_share`: the share that hides behind computing
 * `keep_layers`: which chunks keep what in the memory of a stage (InfiniPipe)
 * `overlapped_seconds`: computing and communicating at the same time
 
@@ -58,6 +65,13 @@ from toolkit.planning.decode.latent import DecodeCost, break_even_tokens, decode
 from toolkit.planning.grade.calibrate import Calibration, calibrate
 from toolkit.planning.grade.program import Program, train_program
 from toolkit.planning.memory.categories import Memory
+from toolkit.planning.memory.swapping import (
+    ActivationTensor,
+    Fates,
+    keep_swap_recompute,
+    plan_swaps,
+    swapped_share,
+)
 from toolkit.planning.models import MODELS
 from toolkit.planning.networks import AxisPlacement, place_axes
 from toolkit.planning.predict import Prediction, predict
@@ -70,7 +84,15 @@ from toolkit.planning.time.pipelines import balance_stages, cut_evenly, pipeline
 from toolkit.planning.time.seconds import Constants, overlapped_seconds
 from toolkit.planning.time.timeline import Span, Timeline, timeline
 from toolkit.planning.uneven.kept_chunks import keep_layers
+from toolkit.planning.uneven.mixed_machines import (
+    ChipKind,
+    MixedPlan,
+    MixedStage,
+    plan_mixed,
+    plan_mixed_cluster,
+)
 from toolkit.planning.uneven.placement import Placement, place_stages
+from toolkit.planning.uneven.replicas import ReplicaPlan, pack_by_time, plan_replicas, ranks_of
 from toolkit.planning.uneven.sequences import SequencePlan, plan_sequences
 from toolkit.planning.uneven.slices import (
     Chunks,
@@ -82,19 +104,25 @@ from toolkit.planning.uneven.slices import (
 
 __all__ = [
     "MODELS",
+    "ActivationTensor",
     "Assignment",
     "AxisPlacement",
     "Calibration",
+    "ChipKind",
     "Chunks",
     "Cluster",
     "Constants",
     "DecodeCost",
     "DecodePlan",
+    "Fates",
     "Memory",
+    "MixedPlan",
+    "MixedStage",
     "Placement",
     "Plan",
     "Prediction",
     "Program",
+    "ReplicaPlan",
     "SavedPlan",
     "SequencePlan",
     "Span",
@@ -112,17 +140,25 @@ __all__ = [
     "decode_cost",
     "equal_time_cuts",
     "keep_layers",
+    "keep_swap_recompute",
     "load_plan",
     "overlapped_seconds",
+    "pack_by_time",
     "pipeline_seconds",
     "place_axes",
     "place_stages",
     "plan",
     "plan_decode",
+    "plan_mixed",
+    "plan_mixed_cluster",
+    "plan_replicas",
     "plan_sequences",
+    "plan_swaps",
     "predict",
+    "ranks_of",
     "save_plan",
     "sliced_seconds",
+    "swapped_share",
     "timeline",
     "train_program",
     "what_fits",

@@ -21,7 +21,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import collectives, in_words, program_cost
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
-from toolkit.planning.grade.cases import COUNT, Case, cases
+from toolkit.planning.grade.cases import COUNT, Case, cases, looped_cases, mixture_cases
 from toolkit.planning.grade.program import train_program
 from toolkit.planning.predict import predict
 from toolkit.planning.search.plan import Plan, plan
@@ -166,6 +166,19 @@ def predicted(case: Case) -> tuple[int, float]:
     )
     sent = sum(each.total for each in found.transfers if each.kind not in INEXACT)
     return found.memory.total, sent
+
+
+def score_memory(path: Path, bytes_of: Callable[[Case], float]) -> tuple[int, float]:
+    """Judge the bytes per chip that any planner predicts for the compiled configurations of a
+    record: how many, and the median of the relative errors."""
+    rows = read_rows(path, ("peak_bytes",))
+    given = (*cases(), *looped_cases(), *mixture_cases())
+    errors = [
+        abs(bytes_of(case) / rows[case.key]["peak_bytes"] - 1)
+        for case in given
+        if case.key in rows and "error" not in rows[case.key]
+    ]
+    return len(errors), statistics.median(errors)
 
 
 def summary(rows: list[dict[str, Any]], count: int = COUNT) -> str:

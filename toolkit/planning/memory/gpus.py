@@ -68,14 +68,8 @@ def gpu_peak(
     precision: str,
     old_kernels: bool,
 ) -> GpuPeak:
-    """Memory as a GPU's tools show it.
-
-    Args:
-        memory: predicted for this plan.
-        config, strategy, batch, length: the plan.
-        precision: "fp16" or "bf16", of products.
-        old_kernels: as in `Constants`; layers must be computed anew whole.
-    """
+    """The memory predicted for a plan, as a GPU's tools show it; with `old_kernels` (`Constants`)
+    layers must be computed anew whole."""
     weights, gradients = memory.parameters + memory.gathered, memory.gradients
     optimizer, activations, working = memory.optimizer, memory.activations, memory.working
     if strategy.shard_optimizer:
