@@ -166,7 +166,10 @@ def run_updates(
             name: metrics[name].at[index].set(row[name]) for name in metrics
         }
 
-    return jax.lax.fori_loop(0, steps, body, (state, metrics))
+    state, metrics = jax.lax.fori_loop(0, steps, body, (state, metrics))
+    if state.exchange_state is not None:  # whose cut mean would cut the parameters after the loop
+        state = keep_layout(state, layout)
+    return state, metrics
 
 
 def run_along(

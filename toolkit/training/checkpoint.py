@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from toolkit.training.locks import HeldError, locked
 
 State = TypeVar("State")
 
+RESIDUALS = "exchange_state/residuals/"
 # Space for the index files that orbax writes beside the arrays.
 _OVERHEAD_BYTES = 1 << 20
 
@@ -164,6 +165,7 @@ class Checkpoints:
         template: State,
         expected: dict[str, Any] | None = None,
         also: Sequence[dict[str, Any]] = (),
+        resize: Callable[[Any], Any] | None = None,
     ) -> tuple[State, dict[str, Any]] | None:
         """Read the newest usable checkpoint.
 
@@ -176,6 +178,9 @@ class Checkpoints:
                 arrays that are uncommitted in the template stay so.
             expected: metadata that must agree with the checkpoint's, key by key.
             also: other metadata with which it may agree instead.
+            resize: what replicas remember of an exchange of gradients, saved on another number of
+                them -> the same for the template; None refuses another number. A template without
+                a state of the exchange leaves it out.
 
         Returns:
             (state, metadata), or None if there has never been a checkpoint here.
@@ -190,8 +195,9 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 record = self._read_record(step)
-                _require_same_run(record, template, expected, also)
-                state = self._read_state(step, template, record["checksums"])
+                other = _other_replicas(record["arrays"], template, resize is not None)
+                _require_same_run(record, template, expected, also, other)
+                state = self._read_state(step, template, record["checksums"], other, resize)
             except Refused as reason:
                 refused.append(f"{self._path(step)}: {reason}")
                 continue
@@ -264,10 +270,17 @@ class Checkpoints:
             raise Refused(f"its record is unreadable ({_first_line(error)})") from error
         return record
 
-    def _read_state(self, step: int, template: State, saved: dict[str, int]) -> State:
+    def _read_state(
+        self,
+        step: int,
+        template: State,
+        saved: dict[str, int],
+        other: dict[str, Any],
+        resize: Callable[[Any], Any] | None,
+    ) -> State:
         import orbax.checkpoint as ocp
 
-        named = named_leaves(template)
+        named = named_leaves(template) | other
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
         with quiet_abandoned_reads():
             try:
@@ -279,6 +292,16 @@ class Checkpoints:
         found = checksums(restored.state)
         if changed := [name for name in named if found[name] != saved.get(name)]:
             raise Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
+        named = named_leaves(template)
+        if resize is not None and other.keys() & named.keys():
+            own: Any = template
+            names = [name for name in named if name.startswith(RESIDUALS)]
+            old = jax.tree.unflatten(
+                jax.tree.structure(own.exchange_state.residuals),
+                [restored.state[name] for name in names],
+            )
+            new = jax.tree.leaves(resize(old))
+            restored.state.update(zip(names, new, strict=True))
         leaves = [_bound_as(like, restored.state[name]) for name, like in named.items()]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
@@ -323,11 +346,28 @@ def _bound_as(like, array):
     return array if is_bound else jnp.array(jax.device_get(array))
 
 
+def _other_replicas(saved: dict[str, str], template: Any, is_resized: bool) -> dict[str, Any]:
+    """Arrays of an exchange that the template has not, or not so: by name, as they were saved."""
+    own = describe(template)
+    has_own = any(name.startswith(RESIDUALS.partition("/")[0]) for name in own)
+    other = {}
+    for name, described in saved.items():
+        is_left_out = not has_own and name.startswith("exchange_state/")
+        is_other = is_resized and name.startswith(RESIDUALS) and name in own
+        if is_left_out or (is_other and own[name] != described):
+            dtype, _, shape = described.rstrip("]").partition("[")
+            sizes = tuple(int(size) for size in shape.split(",") if size)
+            device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            other[name] = jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=device)
+    return other
+
+
 def _require_same_run(
     record: dict[str, Any],
     template: Any,
     expected: dict[str, Any] | None,
     also: Sequence[dict[str, Any]],
+    other: dict[str, Any],
 ) -> None:
     def from_wanted(expected: dict[str, Any]) -> list[str]:
         wanted = as_json(expected)
@@ -337,7 +377,11 @@ def _require_same_run(
     if any(not from_wanted(other) for other in also):
         unlike = []
     # Arrays may differ because the run does: report them only if the settings agree.
-    unlike = unlike or differences(record["arrays"], describe(template))
+    saved, own = (
+        {name: shape for name, shape in arrays.items() if name not in other}
+        for arrays in (record["arrays"], describe(template))
+    )
+    unlike = unlike or differences(saved, own)
     if unlike:
         more = f"; and {len(unlike) - 3} more" if len(unlike) > 3 else ""
         raise Refused(f"it belongs to another run: {'; '.join(unlike[:3])}{more}")

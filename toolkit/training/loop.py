@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from toolkit._checks import check_fields, checked
+from toolkit.parallel.gradients.resized import resized
 from toolkit.parallel.hosts.meeting import meet
 from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import TrainState
@@ -164,7 +166,9 @@ def fit(
     with ExitStack() as stack:
         also = [{"configuration": shorter} for shorter in former]
         saved = state if form is None or directory is None else form.saved(state)
-        checkpoints, restored = restore(stack, directory, options, saved, run, also)
+        plan = train_step.exchange
+        resize = None if plan is None else partial(resized, plan)
+        checkpoints, restored = restore(stack, directory, options, saved, run, also, resize)
         if restored is not None:
             state = restored[0] if form is None else form.restored(restored[0], state)
         step = int(state.step)
@@ -215,12 +219,13 @@ def restore(
     state: TrainState,
     run: dict[str, Any],
     also: Sequence[dict[str, Any]] = (),
+    resize: Callable[[Any], Any] | None = None,
 ) -> tuple[Checkpoints | None, tuple[TrainState, dict[str, Any]] | None]:
     """The checkpoints of a folder, if given, and the content of the newest one of this run."""
     if directory is None:
         return None, None
     checkpoints = stack.enter_context(Checkpoints(Path(directory) / "checkpoints", options.keep))
-    return checkpoints, checkpoints.restore_latest(state, run, also)
+    return checkpoints, checkpoints.restore_latest(state, run, also, resize)
 
 
 def open_log(stack: ExitStack, directory: str | os.PathLike | None, step: int) -> MetricsLog:

@@ -211,19 +211,23 @@ class ExchangePlan:
         step = jax.device_put(jnp.int32(0), NamedSharding(mesh, PartitionSpec()))
         return ExchangeState(step, zeros)
 
+    def hops(self, group: Group, along: Along | None = None) -> list[tuple[int, int]]:
+        """The shapes of what the hops of a buffer encode, also along other devices."""
+        along, how = along or group.along, self.exchange.how
+        size = sum(leaf.size for leaf in group.leaves)
+        shapes = how.memories(along, size // along.peers.size)
+        return shapes[:-1] if group.is_cut and how.scatter is not None else shapes
+
     def _memories(self, group: Group) -> tuple[Any, ...]:
         """The shapes of what a device remembers for a buffer, hop by hop."""
-        feedback, how = self.exchange.memory, self.exchange.how
+        feedback = self.exchange.memory
         assert feedback is not None
-        shapes = how.memories(group.along, group.length)
-        if group.is_cut and how.scatter is not None:
-            shapes = shapes[:-1]
 
         def memory(shape: tuple[int, int]) -> Any:
             rows = jax.ShapeDtypeStruct(shape, jnp.float32)
             return jax.eval_shape(lambda x: store(feedback, (x,) * feedback.parts), rows)
 
-        own = tuple(memory(shape) for shape in shapes)
+        own = tuple(memory(shape) for shape in self.hops(group))
         mean = jax.ShapeDtypeStruct((group.along.peers.size, group.length), jnp.float32)
         return (*own, (mean,)) if feedback.is_difference else own
 
