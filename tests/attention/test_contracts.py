@@ -21,6 +21,9 @@ OPTIONS = {
     "nsa": {"block_size": 3, "selected_blocks": 4, "sliding_window": WINDOW},
     "moba": {"block_size": 3, "selected_blocks": 3},
     "dsa": {"selected_tokens": 6},
+    "hca": {"block_size": 3, "sliding_window": WINDOW},
+    "csa": {"block_size": 3, "selected_entries": 3, "sliding_window": WINDOW},
+    "qsa": {"block_size": 4, "selected_tokens": 8},
 }
 
 

@@ -19,6 +19,9 @@ OPTIONS = {
     "nsa": {"block_size": 3, "selected_blocks": 4, "sliding_window": 5},
     "moba": {"block_size": 3, "selected_blocks": 3},
     "dsa": {"selected_tokens": 6},
+    "hca": {"block_size": 3, "sliding_window": 5},
+    "csa": {"block_size": 3, "selected_entries": 3, "sliding_window": 5},
+    "qsa": {"block_size": 4, "selected_tokens": 8},
 }
 TOLERANCE = 1e-11
 TIME = 18

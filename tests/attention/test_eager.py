@@ -13,6 +13,9 @@ OPTIONS = {
     "nsa": {"block_size": 4, "selected_blocks": 4, "sliding_window": 5},
     "moba": {"block_size": 4, "selected_blocks": 2},
     "dsa": {"selected_tokens": 6},
+    "hca": {"block_size": 4, "sliding_window": 5},
+    "csa": {"block_size": 4, "selected_entries": 3, "sliding_window": 5},
+    "qsa": {"block_size": 4, "selected_tokens": 8},
 }
 LOWERING = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 

@@ -17,6 +17,9 @@ FEW = {
     "nsa": {"block_size": 8, "selected_blocks": 3, "sliding_window": 8},
     "moba": {"block_size": 8, "selected_blocks": 2},
     "dsa": {"selected_tokens": 8},
+    "hca": {"block_size": 8, "sliding_window": 8},
+    "csa": {"block_size": 8, "selected_entries": 3, "sliding_window": 8},
+    "qsa": {"block_size": 4, "selected_tokens": 8},
 }
 
 

@@ -17,7 +17,7 @@ from toolkit.bench.mixers.matrix_products import matrix_flops
 FLOPS_TOLERANCE = 0.15
 BATCH, HEADS, KEY, VALUE = 2, 4, 64, 128
 SIZES = (HEADS, KEY, VALUE)
-SPARSE = ("nsa", "moba", "dsa")
+SPARSE = ("nsa", "moba", "dsa", "hca", "csa", "qsa")
 ITERATED = ("mesa", "path")  # the compiler counts the body of a loop once
 
 

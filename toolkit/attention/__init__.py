@@ -64,12 +64,19 @@ All of these run on one engine (`linear/engine/`): what a token does (`rule.py`)
 Attention to a selection, each with a `_reference` and a `_step` (`sparse/`)
 (native_sparse_attention_reference, native_sparse_attention_step,
 deepseek_sparse_attention_reference, deepseek_sparse_attention_step,
-mixture_of_block_attention_reference, mixture_of_block_attention_step)
+mixture_of_block_attention_reference, mixture_of_block_attention_step,
+heavily_compressed_attention_reference, heavily_compressed_attention_step,
+compressed_sparse_attention_reference, compressed_sparse_attention_step,
+qwen_sparse_attention_reference, qwen_sparse_attention_step)
     native_sparse_attention      block means, selected blocks and a window, gated
     deepseek_sparse_attention    the tokens that an indexer picks
     mixture_of_block_attention   the blocks whose mean key suits a query
+    heavily_compressed_attention a window, and an entry per block before it
+    compressed_sparse_attention  a window, and the entries that an indexer picks
+    qwen_sparse_attention        the blocks that an indexer picks
+    block_pooling                how the rows of a block become one entry
     indexer_loss                 what teaches the indexer
-    BlockCache, IndexedCache     what each remembers while it decodes
+    BlockCache, IndexedCache, CompressedCache  what each remembers while it decodes
 
 Rooms within this one
     latent                       latent attention: MLA in two forms, and what can be cut out of it
@@ -203,10 +210,18 @@ from toolkit.attention.softmax.reference import softmax_attention_reference
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.sparse import (
     BlockCache,
+    CompressedCache,
     IndexedCache,
+    block_pooling,
+    compressed_sparse_attention,
+    compressed_sparse_attention_reference,
+    compressed_sparse_attention_step,
     deepseek_sparse_attention,
     deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
+    heavily_compressed_attention,
+    heavily_compressed_attention_reference,
+    heavily_compressed_attention_step,
     indexer_loss,
     mixture_of_block_attention,
     mixture_of_block_attention_reference,
@@ -214,6 +229,9 @@ from toolkit.attention.sparse import (
     native_sparse_attention,
     native_sparse_attention_reference,
     native_sparse_attention_step,
+    qwen_sparse_attention,
+    qwen_sparse_attention_reference,
+    qwen_sparse_attention_step,
 )
 from toolkit.attention.sparse.prefill import (
     Pattern,
@@ -233,6 +251,7 @@ from toolkit.attention.sparse.prefill import (
 __all__ = [
     "MIXERS",
     "BlockCache",
+    "CompressedCache",
     "ForgettingCache",
     "IndexedCache",
     "Input",
@@ -247,12 +266,16 @@ __all__ = [
     "Tiles",
     "antidiagonal_tiles",
     "attend_tiles",
+    "block_pooling",
     "bucket_length",
     "calibrate_sale",
     "chunk_gated_delta_rule",
     "comba",
     "comba_reference",
     "comba_step",
+    "compressed_sparse_attention",
+    "compressed_sparse_attention_reference",
+    "compressed_sparse_attention_step",
     "deepseek_sparse_attention",
     "deepseek_sparse_attention_reference",
     "deepseek_sparse_attention_step",
@@ -279,6 +302,9 @@ __all__ = [
     "gated_linear_attention",
     "gated_linear_attention_reference",
     "gated_linear_attention_step",
+    "heavily_compressed_attention",
+    "heavily_compressed_attention_reference",
+    "heavily_compressed_attention_step",
     "hgrn2",
     "hgrn2_reference",
     "hgrn2_step",
@@ -324,6 +350,9 @@ __all__ = [
     "preconditioned_kda_reference",
     "preconditioned_kda_step",
     "quantisation_error",
+    "qwen_sparse_attention",
+    "qwen_sparse_attention_reference",
+    "qwen_sparse_attention_step",
     "quantised",
     "recurrent",
     "register",

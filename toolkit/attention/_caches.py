@@ -178,7 +178,7 @@ def cut_as_arrays_are(
     axes = [
         1 if any(name.endswith("heads") for name in axes_of(type(cache), field.name)) else None
         for field in fields(cache)
-        if getattr(cache, field.name) is not None
+        if getattr(cache, field.name) is not None and not field.metadata.get("static")
     ]
 
     def share(*arguments):

@@ -26,6 +26,7 @@ from toolkit.attention.inputs import Mixer
 from toolkit.attention.linear import delta
 from toolkit.attention.softmax import positions
 from toolkit.attention.softmax.softmax_attention import ROWS
+from toolkit.attention.sparse.compressed import rows as compressed
 from toolkit.attention.sparse.train import mixers as sparse
 
 
@@ -36,7 +37,7 @@ def _rows() -> list[Mixer]:
         for found in pkgutil.iter_modules(folder.__path__)
     )
     rows = [module.ROW for module in modules if hasattr(module, "ROW")]
-    return sorted((*ROWS, *rows, *sparse.ROWS), key=_published)
+    return sorted((*ROWS, *rows, *sparse.ROWS, *compressed.ROWS), key=_published)
 
 
 def _published(row: Mixer) -> tuple[str, str]:

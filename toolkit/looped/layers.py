@@ -62,6 +62,12 @@ def norm_layer(kind: NormKind, size: int, *, epsilon: float, dtype: Any, rngs: n
     return nnx.LayerNorm(size, use_bias=kind == "layer", use_fast_variance=False, **how)
 
 
+def normalised(x: Float[Array, "... width"], epsilon: float) -> Float[Array, "... width"]:
+    """RMSNorm without a scale, in at least float32."""
+    x = x.astype(accumulator(x.dtype))
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+
+
 class Embedding(nnx.Embed):
     """A table of tokens whose rows are multiplied by `scale` when they are looked up, and then
     normalised if there is a `norm`."""

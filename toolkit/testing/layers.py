@@ -28,6 +28,12 @@ def everywhere(**options):
     return by_word
 
 
+_SHARED_KEY = {
+    "head_size": 8, "rope_size": 4, "query_latent_size": 8, "output_groups": 2,
+    "output_latent_size": 8,
+}  # fmt: skip
+
+
 @cache
 def small():
     """Two loops of a small model, in which sparse layers do not see all."""
@@ -38,7 +44,13 @@ def small():
         feed_forward=16,
         loops=2,
         options=everywhere(
-            sliding_window=4, block_size=3, selected_blocks=3, selected_tokens=6, index_size=16
+            sliding_window=4,
+            block_size=3,
+            selected_blocks=3,
+            selected_tokens=6,
+            selected_entries=2,
+            index_size=16,
+            **_SHARED_KEY,
         ),
     )
 
@@ -163,7 +175,8 @@ def bfloat16_is_near_float32(word: str) -> None:
     """Checked where rounding cannot change the selected tokens."""
     x = some_inputs()
     # Rounding may select other tokens: here all are.
-    config = grouped().with_options(**everywhere(selected_tokens=TIME, selected_blocks=TIME))
+    many = everywhere(selected_tokens=TIME, selected_blocks=TIME, selected_entries=TIME)
+    config = grouped().with_options(**many)
     layers = [build(word, dataclasses.replace(config, dtype=t)) for t in ("float32", "bfloat16")]
     wanted, out = (forward(layer, x) for layer in layers)
     assert out.dtype == jnp.bfloat16

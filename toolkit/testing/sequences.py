@@ -20,6 +20,7 @@ FLOAT32_TOLERANCE = 2e-5
 BFLOAT16_OUTPUT_RATIO = 0.005
 BFLOAT16_GRADIENT_RATIO = 0.008
 BFLOAT16_GATE_GRADIENT_RATIO = 0.02
+SELECTING = frozenset(("selected_tokens", "selected_entries"))  # any tokens, by their scores
 TIME = 37  # odd, longer than a chunk
 DOCUMENTS = np.repeat([0, 1, 2], [12, 13, 12])[None].repeat(2, axis=0)
 
@@ -190,7 +191,8 @@ def what_is_not_finite_reaches_no_other(
         for place, array in enumerate(row.inputs):
             spoilt = inputs[place].at[(0, token) + (0,) * (len(array.axes) - 2)].set(number)
             out, *gradients = run([*inputs[:place], spoilt, *inputs[place + 1 :]], cotangent)
-            if np.isnan(number) and "selected_tokens" not in row.options:  # it may not be selected
+            # It may not be selected.
+            if np.isnan(number) and SELECTING.isdisjoint(row.options):
                 assert np.isnan(out[0, token, 0]).any(), array.name
             # Bit for bit where no legitimate number changed a chunk's decays.
             tolerance = 0 if documents is None and np.isnan(number) else FLOAT64_TOLERANCE

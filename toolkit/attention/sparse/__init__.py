@@ -9,9 +9,19 @@ deepseek_sparse_attention     the tokens an indexer picks (DSA); each with a `_r
 mixture_of_block_attention    the blocks whose mean key suits a query (MoBA), likewise
                               (mixture_of_block_attention_reference,
                               mixture_of_block_attention_step)
+heavily_compressed_attention  a window, and an entry per block before it (HCA), likewise
+                              (heavily_compressed_attention_reference,
+                              heavily_compressed_attention_step)
+compressed_sparse_attention   a window, and the entries an indexer picks (CSA), likewise
+                              (compressed_sparse_attention_reference,
+                              compressed_sparse_attention_step)
+qwen_sparse_attention         the blocks an indexer picks (QSA), likewise
+                              (qwen_sparse_attention_reference, qwen_sparse_attention_step)
+block_pooling                 how the rows of a block become one
 indexer_loss                  what teaches the indexer: divergence from the attention it replaces
 index_scores                  the indexer's scores of one sequence
-BlockCache, IndexedCache      what each remembers while it decodes
+BlockCache, IndexedCache, CompressedCache
+                              what each remembers while it decodes
 
 Decoded: any model trained dense, its cache read in part (`protocol.py`)
 SELECTORS                     the systems by name: some rank keys by the query (`decode/`), others
@@ -44,6 +54,23 @@ from toolkit.attention._attend import attend
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import FixedTokens, MassTarget, PerHead, Ratio, Threshold
 from toolkit.attention.sparse.cache import SparseCache
+from toolkit.attention.sparse.compressed.cache import CompressedCache
+from toolkit.attention.sparse.compressed.compressed_attention import (
+    compressed_sparse_attention,
+    compressed_sparse_attention_step,
+    heavily_compressed_attention,
+    heavily_compressed_attention_step,
+)
+from toolkit.attention.sparse.compressed.pooling import block_pooling
+from toolkit.attention.sparse.compressed.qwen_sparse_attention import (
+    qwen_sparse_attention,
+    qwen_sparse_attention_step,
+)
+from toolkit.attention.sparse.compressed.references import (
+    compressed_sparse_attention_reference,
+    heavily_compressed_attention_reference,
+    qwen_sparse_attention_reference,
+)
 from toolkit.attention.sparse.decode.hash_training import train_hash
 from toolkit.attention.sparse.decode.offload import (
     Offloaded,
@@ -81,6 +108,7 @@ __all__ = [
     "AdaKV",
     "BlockCache",
     "Choice",
+    "CompressedCache",
     "Decoded",
     "FixedTokens",
     "IndexedCache",
@@ -92,15 +120,22 @@ __all__ = [
     "SparseCache",
     "Threshold",
     "attend",
+    "block_pooling",
     "build",
     "cached_share",
     "choose",
     "combine",
+    "compressed_sparse_attention",
+    "compressed_sparse_attention_reference",
+    "compressed_sparse_attention_step",
     "decode_step",
     "deepseek_sparse_attention",
     "deepseek_sparse_attention_reference",
     "deepseek_sparse_attention_step",
     "head_gates",
+    "heavily_compressed_attention",
+    "heavily_compressed_attention_reference",
+    "heavily_compressed_attention_step",
     "hidden_iterations",
     "index_scores",
     "indexer_loss",
@@ -113,6 +148,9 @@ __all__ = [
     "observe",
     "offloaded_step",
     "output_error",
+    "qwen_sparse_attention",
+    "qwen_sparse_attention_reference",
+    "qwen_sparse_attention_step",
     "recovered_mass",
     "selected_indices",
     "split_heads",

@@ -26,6 +26,10 @@ sparse/sparse_memory.py     indexed keys and values, of which a step reads a par
 sparse/native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
 sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
 sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
+sparse/compressed.py        HCALayer, CSALayer, SharedWindowLayer: softmax over a window and
+                            entries for the blocks before it (DeepSeek-V4)
+sparse/qwen_sparse.py       QSALayer: softmax over the blocks an indexer picks (Qwen4)
+sparse/pooled.py            a pooled projection, and the cache of layers that pool
 linear/recurrent.py         RecurrentLayer: what all of the following share, and their cache
 linear/gates.py             decays, time steps, low-rank maps and norms that several use
 linear/convolution.py       LookBackLayer: what reads a few tokens; ConvolutionLayer, a short
@@ -79,8 +83,8 @@ LAYERS: Registry[Any] = Registry(
 )
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
 "mla", whose mixer takes the residual stream, "nope", which is "full" without positions, "conv" and
-"channel_mix", which look back a few tokens, "lightning", which is computed by another's mixer, and
-"hybrid", which has two."""
+"channel_mix", which look back a few tokens, "lightning" and "shared_window", which are computed by
+another's mixer, and "hybrid", which has two."""
 
 
 @checked

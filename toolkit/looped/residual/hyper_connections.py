@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from toolkit.attention.execution.precision import accumulator
+from toolkit.looped.layers import normalised
 
 EPSILON = 1e-6
 """Added to the weights, and to the sums that Sinkhorn's steps divide by."""
@@ -28,12 +28,6 @@ START_STAY = 4.0
 def opened_streams(h: Float[Array, "... width"], streams: int) -> Float[Array, "... streams width"]:
     """Copies of one stream."""
     return jnp.broadcast_to(h[..., None, :], (*h.shape[:-1], streams, h.shape[-1]))
-
-
-def normalised(x: Float[Array, "... width"], epsilon: float) -> Float[Array, "... width"]:
-    """RMSNorm without a scale, in at least float32."""
-    x = x.astype(accumulator(x.dtype))
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
 def doubly_stochastic(

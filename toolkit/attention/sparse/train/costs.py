@@ -12,12 +12,12 @@ def native_forward_flops(
     batch, time, heads, key, value, *, block_size=64, selected_blocks=16, sliding_window=512
 ):
     """Scores and weighted sums of the three branches."""
-    means, selected = _block_pairs(time, block_size, selected_blocks)
+    means, selected = block_pairs(time, block_size, selected_blocks)
     pairs = means + selected + attended_pairs(time, sliding_window)
     return 2 * batch * heads * pairs * (key + value)
 
 
-def _block_pairs(time, block_size, selected_blocks):
+def block_pairs(time, block_size, selected_blocks):
     """Pairs of a query and a complete block's mean, and of a query and a token it reads."""
     # A query at t >= 1 (from 1) sees t // block_size means.
     blocks = time // block_size
@@ -65,7 +65,7 @@ def mixture_forward_flops(
     batch, time, heads, key, value, *, block_size=512, selected_blocks=3
 ):  # fmt: skip
     """Scores of the means, and attention to the blocks selected."""
-    means, selected = _block_pairs(time, block_size, selected_blocks)
+    means, selected = block_pairs(time, block_size, selected_blocks)
     return 2 * batch * heads * (means * key + selected * (key + value))
 
 
@@ -94,7 +94,7 @@ def deepseek_forward_flops(
 ):
     """Scores of the index, if the sequence is longer than the selection, and attention."""
     scored = attended_pairs(time, None) if time > selected_tokens else 0
-    index = scored * _index_products(heads, key, index_heads, index_size)
+    index = scored * index_products(heads, key, index_heads, index_size)
     attention = heads * attended_pairs(time, selected_tokens) * (key + value)
     return 2 * batch * (index + attention)
 
@@ -114,7 +114,7 @@ def deepseek_step_flops(
 ):
     """Scores of the index, if the context is longer than the selection, and attention."""
     scored = context if context > selected_tokens else 0
-    index = scored * _index_products(heads, key, index_heads, index_size)
+    index = scored * index_products(heads, key, index_heads, index_size)
     return 2 * batch * (index + heads * min(context, selected_tokens) * (key + value))
 
 
@@ -139,5 +139,6 @@ def deepseek_step_bytes(
     return batch * (rows + index) * element_bytes + token
 
 
-def _index_products(heads, key, index_heads, index_size):
+def index_products(heads, key, index_heads, index_size):
+    """Products of an index score, in multiplications and additions."""
     return (index_heads or heads) * ((index_size or key) + 1)

@@ -21,14 +21,15 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._attend import Mask, attend, fixed_scale, packed
+from toolkit.attention._attend import Mask, fixed_scale, packed
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
 from toolkit.attention.execution.derivatives import without_transpose
-from toolkit.attention.sparse.selection import selected_indices, top_mask
+from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.train.cache import IndexedCache
 from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens, index_scores, past
 from toolkit.attention.sparse.train.spread import (
     Selection,
+    attend_selected,
     attend_to_past,
     by_heads,
     each,
@@ -116,7 +117,7 @@ def _attend(
                 visible = past(position, document, length, keys) & exists
                 scores = index_scores(index_q, index_k, index_weights)
                 is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1)
-                out = _attend_selected(
+                out, _ = attend_selected(
                     q, k, v, top_mask(scores, visible, selected_tokens),
                     scale, selected_tokens if is_gathered else None,
                 )  # fmt: skip
@@ -137,18 +138,6 @@ def _attend(
         out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
     out = without_transpose(out)
     return (out if cache is None else show_overflow(out, cache)), cache
-
-
-def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
-    """Outputs [queries, key_value_heads, group, value]; `copies` keys are gathered, or None."""
-    index, filled = (None, mask) if copies is None else selected_indices(mask, copies)
-
-    def head(q, k, v):
-        if index is not None:
-            k, v = k[index], v[index]
-        return attend(q, k, v, filled, scale=scale).out
-
-    return each(head, q.swapaxes(0, 1), k, v, at_once=at_once).swapaxes(0, 1)
 
 
 @checked
@@ -197,10 +186,10 @@ def _step(
     def sequence(q, k, v, index_q, index_k, index_weights, slot):
         visible = past(slot[None], None, cache.capacity, None)
         if cache.capacity <= selected_tokens:
-            return _attend_selected(q[None], k, v, visible, scale, None, at_once=True)[0]
+            return attend_selected(q[None], k, v, visible, scale, None, at_once=True)[0][0]
         scores = index_scores(index_q[None], index_k, index_weights[None])
         mask = top_mask(scores, visible, selected_tokens)
-        out = _attend_selected(q[None], k, v, mask, scale, selected_tokens, at_once=True)[0]
+        out = attend_selected(q[None], k, v, mask, scale, selected_tokens, at_once=True)[0][0]
         return out + jnp.where((jnp.isfinite(scores) | ~visible).all(), 0, jnp.nan)
 
     out = each(

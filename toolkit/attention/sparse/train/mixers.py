@@ -26,7 +26,8 @@ def _block_empty_state(batch, heads, key, value, capacity, dtype, *, block_size=
     return BlockCache.empty(batch, heads, key, value, capacity, dtype, block_size=block_size)
 
 
-def _indexed_empty_state(batch, heads, key, value, capacity, dtype, **_):
+def indexed_empty_state(batch, heads, key, value, capacity, dtype, **_):
+    """An `IndexedCache` for a row of the table."""
     # A caller that treats all rows alike gets an index of the size of a key.
     return IndexedCache.empty(batch, heads, key, value, key, capacity, dtype)
 
@@ -92,7 +93,7 @@ DEEPSEEK = Mixer(
     function=deepseek_sparse_attention,
     step=deepseek_sparse_attention_step,
     reference=deepseek_sparse_attention_reference,
-    empty_state=_indexed_empty_state,
+    empty_state=indexed_empty_state,
     forward_flops=costs.deepseek_forward_flops,
     forward_bytes=costs.deepseek_forward_bytes,
     step_flops=costs.deepseek_step_flops,

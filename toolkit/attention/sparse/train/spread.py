@@ -16,14 +16,15 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from toolkit.attention._attend import Mask
+from toolkit.attention._attend import Mask, attend
 from toolkit.attention._caches import cut_as_arrays_are
 from toolkit.attention._shapes import HeadValues, Queries, known
 from toolkit.attention.execution.cores import free_cores, over_cores
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.sparse.selection import selected_indices
 
 QUERIES = 64  # in a chunk
 
@@ -41,6 +42,30 @@ def attend_to_past(
     """Softmax attention to the rows that a mask lets see."""
     inputs = Inputs(q, k.swapaxes(2, 3), v.swapaxes(2, 3))
     return attend_to_keys(inputs, Context(mask), Options(scale))[0]
+
+
+def attend_selected(
+    q: Float[Array, "queries key_value_heads group key"],
+    k: Float[Array, "key_value_heads keys key"],
+    v: Float[Array, "key_value_heads keys value"],
+    mask: Bool[Array, "queries keys"],
+    scale: float,
+    copies: int | None,
+    *,
+    at_once: bool = False,
+) -> tuple[Array, Array]:
+    """Outputs [queries, key_value_heads, group, value] of attention to the keys in a mask, and the
+    logarithms of their sums of exponentials; `copies` keys are gathered, or None."""
+    index, filled = (None, mask) if copies is None else selected_indices(mask, copies)
+
+    def head(q, k, v):
+        if index is not None:
+            k, v = k[index], v[index]
+        found = attend(q, k, v, filled, scale=scale)
+        return found.out, found.lse
+
+    out, residual = each(head, q.swapaxes(0, 1), k, v, at_once=at_once)
+    return out.swapaxes(0, 1), residual.swapaxes(0, 1)
 
 
 def by_heads(
