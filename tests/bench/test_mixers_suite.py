@@ -35,7 +35,7 @@ PEER_TOLERANCE = 1e-3
 
 
 def test_the_recurrent_rows_are_all_but_softmax():
-    assert set(ROWS) == set(MIXERS) - {"full", "window", "nsa", "moba", "dsa"}
+    assert set(ROWS) == set(MIXERS) - {"full", "window", "nsa", "moba", "dsa", "hca", "csa", "qsa"}
     assert set(FLA_FORMS) <= set(ROWS)  # a mixer may be nobody else's
 
 

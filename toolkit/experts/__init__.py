@@ -15,7 +15,8 @@ Experts (`mixture.py`)
     mixture                the chosen experts on their tokens; no token is dropped
     mixture_reference      the equation, token by token
     shared_expert          the expert that every token passes, and its gate
-    silu_gate, clamped_gate, squared_relu   activations, by name in ACTIVATIONS
+    silu_gate, clamped_gate, clamped_silu_gate, squared_relu
+                              activations, by name in ACTIVATIONS
     products.py, blocks.py    the forms that `implementation` names
     best_known.py          the form for each platform, with the evidence
 
@@ -43,6 +44,7 @@ from toolkit.experts.mixture import (
     ACTIVATIONS,
     WITHOUT_GATE,
     clamped_gate,
+    clamped_silu_gate,
     mixture,
     mixture_reference,
     shared_expert,
@@ -61,6 +63,7 @@ __all__ = [
     "RoutingStatistics",
     "balance_loss",
     "clamped_gate",
+    "clamped_silu_gate",
     "expert_loads",
     "load_entropy",
     "max_violation",

@@ -66,6 +66,31 @@ def clamped_gate(
 
 
 @checked
+def clamped_silu_gate(
+    gate: Float[Array, "*tokens hidden"], up: Float[Array, "*tokens hidden"]
+) -> Float[Array, "*tokens hidden"]:
+    """The gate of DeepSeek-V4: that of SwiGLU with bounded inputs.
+
+        h = silu(min(gate, 10)) clip(up, -10, 10)
+
+    Args:
+        gate: [..., hidden]; bounded from above only.
+        up: [..., hidden]; bounded on both sides.
+
+    Returns:
+        [..., hidden].
+
+    Source: DeepSeek-V4 technical report, 2026, and the published configuration (swiglu_limit).
+
+    Example:
+        >>> a, b = (clamped_silu_gate(jnp.array([gate]), jnp.ones(1)) for gate in (10.0, 11.0))
+        >>> bool(a == b)
+        True
+    """
+    return silu_gate(jnp.minimum(gate, 10.0), jnp.clip(up, -10.0, 10.0))
+
+
+@checked
 def squared_relu(up: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
     """The activation of Nemotron's experts, which have no gate: relu(up)^2.
 
@@ -86,7 +111,8 @@ def squared_relu(up: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hi
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": silu_gate, "clamped": clamped_gate, "relu2": squared_relu,
+    "silu": silu_gate, "clamped": clamped_gate, "clamped_silu": clamped_silu_gate,
+    "relu2": squared_relu,
 }  # fmt: skip
 """Activations of experts by name."""
 

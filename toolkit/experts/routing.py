@@ -15,6 +15,17 @@ from toolkit.attention.execution.precision import accumulator, precise_einsum
 _TINY = 1e-20  # as DeepSeek-V3's code has it
 
 
+Scores = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+
+
+def _sqrt_softplus(z):
+    # The root of a number that rounds to 0 has no finite derivative.
+    return jnp.sqrt(jnp.maximum(jax.nn.softplus(z), jnp.finfo(z.dtype).tiny))
+
+
+SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid, "sqrtsoftplus": _sqrt_softplus}
+
+
 class Routing(NamedTuple):
     """A router's decisions, a pytree.
 
@@ -83,7 +94,7 @@ def route(
     ],
     count: Annotated[int, AtLeast(1)],
     *,
-    scores: Literal["softmax", "sigmoid"] = "softmax",
+    scores: Scores = "softmax",
     choice_bias: Float[Array, "experts"] | None = None,
     groups: Annotated[int, AtLeast(1)] = 1,
     chosen_groups: Annotated[int, AtLeast(1)] = 1,
@@ -94,7 +105,7 @@ def route(
 ) -> Routing:
     """Choose experts for every token.
 
-        s = softmax(z) or sigmoid(z)                                   per token, over all experts
+        s = softmax(z), sigmoid(z) or sqrt(log(1 + e^z))               per token, over all experts
         c = s + b, and -inf outside of the best groups                 what chooses
         i = the `count` largest of c;   w = scale s_i / sum_j s_j      the bias never weighs
 
@@ -159,7 +170,7 @@ class _How(NamedTuple):
 def _route(logits, bias, experts, scale, how) -> Routing:
     logits = logits.astype(accumulator(logits.dtype))
     is_softmax = how.scores == "softmax"
-    score = jax.nn.softmax(logits) if is_softmax else jax.nn.sigmoid(logits)
+    score = SCORES[how.scores](logits)
     if experts is None:
         experts = _choose(score, bias, how)
     if is_softmax and how.normalise:  # the same, and no weight of all is rounded to 0

@@ -40,6 +40,11 @@ DENSE: dict[str, LoopedConfig] = {
 }
 MODELS: dict[str, LoopedConfig] = DENSE | PRESETS
 
+NOT_MODELLED = {
+    "nope", "conv", "channel_mix", "hybrid", "lightning", "shared_window", "hca", "csa", "qsa",
+}  # fmt: skip
+"""Layers of which nothing here knows the memory or the time."""
+
 
 def model_of(model: LoopedConfig | str) -> LoopedConfig:
     """A configuration, given directly or by name."""
@@ -211,7 +216,7 @@ def _check_config(config: LoopedConfig) -> None:
                 f"model: {name}={getattr(config, name)!r} is not modelled; want "
                 f"{getattr(LoopedConfig, name)!r}"
             )
-    other = sorted({"nope", "conv", "channel_mix", "hybrid", "lightning"} & {*config.layers})
+    other = sorted(NOT_MODELLED & {*config.layers})
     if other or config.swiglu != type(config.swiglu)():
         named = f"the layer {other[0]!r}" if other else "options of swiglu"
         raise ValueError(f"model: {named} are not modelled; want 'full' layers and plain SwiGLUs")

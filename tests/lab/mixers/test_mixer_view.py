@@ -47,6 +47,9 @@ def test_every_mixer_with_a_state_is_offered_and_no_cache() -> None:
         "nsa",
         "moba",
         "dsa",
+        "hca",
+        "csa",
+        "qsa",
     }
 
 

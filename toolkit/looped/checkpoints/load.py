@@ -99,7 +99,7 @@ def load_checkpoint(
     for pattern, factor in ({} if family.factors is None else family.factors(settings)).items():
         for name in [name for name in tensors if re.search(pattern, name)]:
             tensors[name] = tensors[name].times(factor)
-    heads = ("lm_head.weight", "embed_out.weight")
+    heads = ("lm_head.weight", "embed_out.weight", "head.weight")
     values: dict[str, Any] = {"tied_embedding": tensors.keys().isdisjoint(heads), **values}
     options = fields.pop("options", {})
     try:

@@ -96,7 +96,25 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         found.append(Part(place, beside, fed_norms))
         found.append(Part(f"{place}.feed_forward", beside, rules))
         found.append(Part(f"{place}.mixer", here + PREFIXES[word], mixer))
+        if config.streams is not None:
+            found.append(Part(f"{place}.connections", here, STREAMS))
+    if config.streams is not None:
+        end = f"blocks.{len(config.layers) - 1}.connections.end"
+        found.append(Part(end, prefix, _stream_weights("weights", "hc_head.hc_")))
     return [_spelled(part, family.names, names) for part in found] if family.names else found
+
+
+def _stream_weights(ours: str, theirs: str) -> tuple[WeightRule, ...]:
+    """Weights of residual streams, of which the kernel is [outputs, inputs]."""
+    kernel = WeightRule((f"{theirs}fn",), (f"{ours}.kernel",), lambda _, tensor: [tensor.T])
+    others = {"bias": "base", "scale": "scale"}
+    return kernel, *(vector(f"{ours}.{o}", f"{theirs}{t}") for o, t in others.items())
+
+
+STREAMS = (
+    *_stream_weights("mixer.weights", "attn_hc."),
+    *_stream_weights("feed_forward.weights", "ffn_hc."),
+)
 
 
 def _dense(family: Family, word: str, config: LoopedConfig, folder: str) -> tuple[WeightRule, ...]:
@@ -121,8 +139,10 @@ def _spelled(part: Part, names: Mapping[str, str], there: Collection[str]) -> Pa
     def spelled(name: str) -> str:
         other = part.prefix + name
         for pattern, replacement in names.items():
+            if other in there:  # some files have a part of the family's names
+                break
             other = re.sub(pattern, replacement, other)
-        return part.prefix + name if part.prefix + name in there else other
+        return other
 
     rules = [rule._replace(theirs=tuple(map(spelled, rule.theirs))) for rule in part.rules]
     return Part(part.module, "", tuple(rules))

@@ -119,6 +119,39 @@ _RWKV7 = (
     vector("bonus", "r_k")._replace(stored=lambda layer: (layer.sizes.heads, layer.sizes.key_size)),
 )
 
+
+def _grouped(layer: Any, tensor: Array) -> list[Array]:
+    """[groups * outputs, inputs] -> [groups, inputs, outputs]."""
+    groups, inputs, outputs = layer.output_down.shape
+    return [tensor.reshape(groups, outputs, inputs).swapaxes(1, 2)]
+
+
+def _grouped_shape(layer: Any) -> tuple[int, int]:
+    groups, inputs, outputs = layer.output_down.shape
+    return groups * outputs, inputs
+
+
+def _compressor(ours: str, theirs: str) -> tuple[WeightRule, ...]:
+    return (
+        projection(f"{ours}.value", f"{theirs}.kv_proj.weight"),
+        projection(f"{ours}.gate", f"{theirs}.gate_proj.weight"),
+        as_it_is(f"{ours}.bias", f"{theirs}.position_bias"),
+        vector(f"{ours}.norm.scale", f"{theirs}.kv_norm.weight"),
+    )
+
+
+_SHARED_KEY = (
+    projection("query_down", "q_a_proj.weight"),
+    vector("query_norm.scale", "q_a_norm.weight"),
+    projection("query_up", "q_b_proj.weight"),
+    projection("key", "kv_proj.weight"),
+    vector("key_norm.scale", "kv_norm.weight"),
+    vector("sinks", "sinks"),
+    WeightRule(("o_a_proj.weight",), ("output_down",), _grouped, stored=_grouped_shape),
+    projection("output_up", "o_b_proj.weight"),
+)
+_HEAVY = (*_SHARED_KEY, *_compressor("compressor", "compressor"))
+
 STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
     "deepseek_v2_lite": {"mla": (projection("query_up", "q_proj.weight"), *_LATENT)},
     "deepseek_v3": {
@@ -127,6 +160,16 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
             projection("query_up", "q_b_proj.weight"),
             *_LATENT,
         )
+    },
+    "deepseek_v4": {
+        "shared_window": _SHARED_KEY,
+        "hca": _HEAVY,
+        "csa": (
+            *_HEAVY,
+            *_compressor("indexer.compressor", "compressor.indexer"),
+            projection("indexer.query", "compressor.indexer.q_b_proj.weight"),
+            projection("indexer.weights", "compressor.indexer.scorer.weights_proj.weight"),
+        ),
     },
     "minicpm3": {
         "mla": (

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "cohere2": "Cohere2",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "deepseek_v4": "DeepseekV4",
     "ernie4_5": "Ernie4_5",
     "exaone4": "Exaone4",
     "falcon_h1": "FalconH1",

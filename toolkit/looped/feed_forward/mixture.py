@@ -18,7 +18,7 @@ from toolkit.experts import (
     router_logits,
     shared_expert,
 )
-from toolkit.experts.routing import check_choice
+from toolkit.experts.routing import Scores, check_choice
 from toolkit.looped.feed_forward.layer import FeedForwardLayer
 from toolkit.looped.feed_forward.swiglu import MLP, SwiGLU
 from toolkit.looped.layers import linear
@@ -42,8 +42,8 @@ class MixtureOptions(LayerOptions):
         scores, groups, chosen_groups, group_score, normalise, scale: see `route`.
         choice_bias: keep a `ChoiceBias` per expert, which `updated_choice_bias` moves.
         router_bias: add a learned bias to the logits.
-        activation: "silu"; "clamped" as in gpt-oss; "relu2", of experts without a gate, as in
-            Nemotron 3.
+        activation: "silu"; "clamped" as in gpt-oss; "clamped_silu" as in DeepSeek-V4, where it is
+            the shared expert's too; "relu2", of experts without a gate, as in Nemotron 3.
         latent_size: width of what the routed experts read and write, projected from the stream and
             back, as in Nemotron 3 Super (None: the stream's).
         biases: add biases to the experts' projections.
@@ -54,7 +54,7 @@ class MixtureOptions(LayerOptions):
     hidden: int | None = None
     shared_hidden: int | None = None
     shared_gate: bool = False
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Scores = "softmax"
     groups: int = 1
     chosen_groups: int = 1
     group_score: Literal["top2", "max"] = "top2"
@@ -62,7 +62,7 @@ class MixtureOptions(LayerOptions):
     scale: float = 1.0
     choice_bias: bool = False
     router_bias: bool = False
-    activation: Literal["silu", "clamped", "relu2"] = "silu"
+    activation: Literal["silu", "clamped", "clamped_silu", "relu2"] = "silu"
     biases: bool = False
     latent_size: int | None = None
 
@@ -184,7 +184,8 @@ class MixtureLayer(FeedForwardLayer):
         if self.shared is not None:
             projections = [getattr(self.shared, n, None) for n in ("gate", "up", "down")]
             kernels = [None if p is None else cast(p.kernel) for p in projections]
-            how = {} if options.has_gate else {"activation": activation}
+            is_own = options.activation in ("silu", "clamped")  # gpt-oss has no shared expert
+            how = {} if is_own else {"activation": activation}
             y += shared_expert(x, *kernels, output_gate=cast(self.shared_gate), **how)
         return y, routing
 

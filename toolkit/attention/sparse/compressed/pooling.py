@@ -77,7 +77,7 @@ def block_pooling(
     last = last[:, : -(-time // block_size)]  # a place without a block has the number of tokens
     at = jnp.minimum(last, time - 1)
     row = jnp.arange(batch, dtype=jnp.int32)[:, None]
-    seen = rows[row[..., None], at[..., None] + jnp.arange(reach, dtype=jnp.int32)]
+    seen = rows[row[..., None], at[..., None] + jnp.arange(reach, dtype=jnp.int32)[None, None]]
     seen = seen.reshape(batch, -1, series, block_size, new.shape[-1]).astype(wide)
 
     def of_series(array):
@@ -89,10 +89,11 @@ def block_pooling(
     if gates is not None:
         logits = of_series(seen[..., channels:])
     if bias is not None:
-        logits += of_series(jnp.broadcast_to(bias, (series, *bias.shape)).astype(wide))
+        own = of_series(jnp.broadcast_to(bias[None], (series, *bias.shape)).astype(wide))
+        logits = jnp.broadcast_to(logits, values.shape) + own[None, None]
     # The first block of a document has none before it.
     own = jnp.arange(reach, dtype=jnp.int32) >= reach - block_size
-    is_there = own | (place[row, at] >= block_size)[..., None]
+    is_there = own[None, None] | (place[row, at] >= block_size)[..., None]
     is_there = is_there[..., None]
     weights = jax.nn.softmax(jnp.broadcast_to(logits, values.shape), axis=-2, where=is_there)
     pooled = (weights * jnp.where(is_there, values, 0)).sum(axis=-2).astype(x.dtype)

@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
+from toolkit.looped.checkpoints.families.deepseek_v4 import DEEPSEEK_V4
 from toolkit.looped.checkpoints.families.family import Family
 from toolkit.looped.checkpoints.families.huginn import HUGINN
 from toolkit.looped.checkpoints.families.recurrent import RECURRENT
@@ -28,6 +29,9 @@ PREFIXES = {
     "lightning": "self_attn.",
     "rwkv7": "attn.",
     "channel_mix": "ffn.",
+    "shared_window": "self_attn.",
+    "hca": "self_attn.",
+    "csa": "self_attn.",
 }
 """Prefix of the mixer's tensors in a layer."""
 
@@ -66,6 +70,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         "deepseek_v3", word="mla", router="deepseek_v3", defaults={"first_k_dense_replace": 3}
     ),
+    "deepseek_v4": DEEPSEEK_V4,
     "glm4_moe": Family(
         "glm4_moe", router="glm4_moe", reads=_GLM, layers="alike", defaults=_GLM_MOE
     ),
