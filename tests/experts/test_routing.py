@@ -93,7 +93,11 @@ def by_hand(
     """The rule in NumPy, and with the last two switches the rule that is wrong."""
     z = np.asarray(logits, np.float64)
     soft = np.exp(z - z.max(-1, keepdims=True))
-    s = soft / soft.sum(-1, keepdims=True) if scores == "softmax" else 1 / (1 + np.exp(-z))
+    s = {
+        "softmax": soft / soft.sum(-1, keepdims=True),
+        "sigmoid": 1 / (1 + np.exp(-z)),
+        "sqrtsoftplus": np.sqrt(np.log1p(np.exp(z))),
+    }[scores]
     c = s + bias
     if groups > 1:
         parts = np.sort(c.reshape(len(c), groups, -1), axis=-1)

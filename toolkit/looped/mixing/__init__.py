@@ -28,6 +28,7 @@ sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and th
 sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
 sparse/compressed.py        HCALayer, CSALayer, SharedWindowLayer: softmax over a window and
                             entries for the blocks before it (DeepSeek-V4)
+sparse/compressed_options.py  their options
 sparse/qwen_sparse.py       QSALayer: softmax over the blocks an indexer picks (Qwen4)
 sparse/pooled.py            a pooled projection, and the cache of layers that pool
 linear/recurrent.py         RecurrentLayer: what all of the following share, and their cache

@@ -17,25 +17,23 @@ all queries that may see it.
 """
 
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
-from toolkit.attention._attend import fixed_scale, positions_in_documents, run_numbers
-from toolkit.attention._caches import check_room, length_after, show_overflow, write_token
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import check_room, show_overflow, write_token
 from toolkit.attention.execution.derivatives import without_transpose
-from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.cache import softmax_attention_step
-from toolkit.attention.softmax.merge import combine, with_sinks
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.sparse.compressed.cache import CompressedCache
-from toolkit.attention.sparse.selection import top_mask
-from toolkit.attention.sparse.train.indexer import INDEX, index_scores
+from toolkit.attention.sparse.compressed.entries import entries_seen, merged_parts, picked_entries
+from toolkit.attention.sparse.train.indexer import INDEX
 from toolkit.attention.sparse.train.spread import (
     Selection,
     attend_selected,
@@ -253,7 +251,7 @@ def _attend(
         initial_state=None if cache is None else cache.recent, return_residual=True,
     )  # fmt: skip
     rows = {"block_keys": block_k, "block_values": block_v, "index_keys": index_k}
-    entries, lacks, cache = _entries(rows, segment_ids, cache, block_size)
+    entries, lacks, cache = entries_seen(rows, segment_ids, cache, block_size)
     count = entries.last.shape[1]
     is_scored = index_k is not None and not (isinstance(count, int) and count <= selected_entries)
 
@@ -267,7 +265,9 @@ def _attend(
                 visible &= of_entries[None] == document[:, None]
             if not is_scored:
                 return attend_selected(q, keys, values, visible, scale, None)
-            mask, is_sound = _picked(index_q, index_k, index_weights, visible, selected_entries)
+            mask, is_sound = picked_entries(
+                index_q, index_k, index_weights, visible, selected_entries
+            )
             out, residual = attend_selected(q, keys, values, mask, scale, copies)
             return out + jnp.where(is_sound, 0, jnp.nan)[:, None, None, None], residual
 
@@ -290,98 +290,12 @@ def _attend(
     else:
         more = form(False)(*arrays)
     of_entries = more[0].reshape(*out.shape), more[1].reshape(*residual.shape)
-    out = _merged((out, residual), of_entries, sinks)
+    out = merged_parts((out, residual), of_entries, sinks)
     if cache is not None:
         out = jnp.where(lacks[..., None, None], jnp.nan, out)
         cache = cache.with_recent(recent)
         out = show_overflow(out, cache)
     return without_transpose(out.astype(q.dtype)), cache
-
-
-def _picked(index_q, index_k, index_weights, visible, count) -> tuple[Array, Array]:
-    """Which entries each query selects, and whether the scores that it may see are finite."""
-    scores = index_scores(index_q, index_k, index_weights)
-    is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1)
-    return top_mask(scores, visible, count), is_sound
-
-
-class Entries(NamedTuple):
-    """Earlier entries and those of the new tokens.
-
-    Attributes:
-        keys: [batch, key_value_heads, entries, key].
-        values: [batch, key_value_heads, entries, value].
-        index_keys: [batch, entries, index] or None.
-        last: index of the last of an entry's tokens among the new ones, -1 if it is an earlier one;
-            a place without an entry has the number of tokens.
-        documents: of queries and entries, or None and None.
-    """
-
-    keys: Array
-    values: Array
-    index_keys: Array | None
-    last: Int[Array, "batch entries"]
-    documents: tuple[Any, Any]
-
-
-def _entries(rows, segment_ids, cache, block_size) -> tuple[Entries, Any, CompressedCache | None]:
-    """The entries that new tokens may see; which tokens lack some; and the cache with the new."""
-    batch, time = rows["block_keys"].shape[:2]
-    length = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
-    index = jnp.arange(time, dtype=jnp.int32)[None]
-    document = None if segment_ids is None else run_numbers(segment_ids)
-    place = length[:, None] + index
-    if segment_ids is not None:
-        place = positions_in_documents(segment_ids, length)
-    ends = jnp.sort(jnp.where((place + 1) % block_size == 0, index, time), axis=1)
-    last = lax.slice_in_dim(ends, 0, -(-time // block_size), axis=1)
-    at = jnp.minimum(last, time - 1)
-
-    def taken(array):
-        return jnp.take_along_axis(array, at.reshape(*at.shape, *(1,) * (array.ndim - 2)), axis=1)
-
-    new = {name: taken(array) for name, array in rows.items() if array is not None}
-    of_new = None if document is None else taken(document)
-    named = {name: x.swapaxes(1, 2) if x.ndim == 4 else x for name, x in new.items()}
-    lacks = None
-    if cache is not None:
-        old = {name: getattr(cache, name) for name in new}
-        blocks = old["block_keys"].shape[2]
-        named = {name: jnp.concatenate([old[name], x], axis=-2) for name, x in named.items()}
-        is_old = jnp.arange(blocks, dtype=jnp.int32)[None] < length[:, None] // block_size
-        slot = jnp.where(last < time, taken(place) // block_size, blocks)
-        lacks = jnp.broadcast_to(length[:, None] > cache.capacity, place.shape)
-        if document is not None:
-            slot = jnp.where(of_new == document[:, -1:], slot, blocks)
-            of_new = jnp.concatenate([jnp.ones((batch, blocks), of_new.dtype), of_new], axis=1)
-            lacks &= document == 1
-        last = jnp.concatenate([jnp.where(is_old, -1, time), last], axis=1)
-        row = jnp.arange(batch, dtype=jnp.int32)[:, None]
-        kept = {
-            name: x.at[(row, slice(None), slot) if x.ndim == 4 else (row, slot)].set(
-                new[name], mode="drop"
-            )
-            for name, x in old.items()
-        }
-        cache = cache.added(length_after(length, segment_ids, time), **kept)
-    index_keys = named.get("index_keys")
-    found = named["block_keys"], named["block_values"], index_keys, last, (document, of_new)
-    return Entries(*found), lacks, cache
-
-
-def _merged(recent, entries, sinks) -> Array:
-    """The parts of one softmax as a whole; what is not finite shows in its query alone."""
-    parts, is_sound = [], jnp.ones((), bool)
-    for out, residual in (recent, entries):
-        sound = jnp.isfinite(out).all(axis=-1) & (residual < jnp.inf)
-        wide = accumulator(out.dtype)
-        out = jnp.where(sound[..., None], out, 0).astype(wide)
-        parts.append((out, jnp.where(sound, residual, 0).astype(wide)))
-        is_sound = is_sound & sound
-    out, residual = combine(*parts)
-    if sinks is not None:
-        out, _ = with_sinks(out, residual, sinks)
-    return jnp.where(is_sound[..., None], out, jnp.nan)
 
 
 def _step(
@@ -407,7 +321,7 @@ def _step(
         if not is_scored:
             return attend_selected(q[None], keys, values, visible, scale, None, at_once=True)
         index = index_q[None], index_k, index_weights[None]
-        mask, is_sound = _picked(*index, visible, selected_entries)
+        mask, is_sound = picked_entries(*index, visible, selected_entries)
         how = {"at_once": True}
         found = attend_selected(q[None], keys, values, mask, scale, selected_entries, **how)
         return found[0] + jnp.where(is_sound, 0, jnp.nan)[:, None, None, None], found[1]
@@ -423,5 +337,5 @@ def _step(
     )
     of_entries = more[0].reshape(*out.shape), more[1].reshape(*residual.shape)
     recent_part = out[:, None], residual[:, None]
-    out = _merged(recent_part, tuple(x[:, None] for x in of_entries), sinks)[:, 0]
+    out = merged_parts(recent_part, tuple(x[:, None] for x in of_entries), sinks)[:, 0]
     return show_overflow(out, cache).astype(q_t.dtype), cache

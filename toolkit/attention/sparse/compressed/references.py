@@ -38,7 +38,7 @@ def heavily_compressed_attention_reference(
         >>> heavily_compressed_attention_reference(q, k, v, k, v, **how)[0].shape
         (1, 5, 2, 4)
     """
-    where = equations.places(segment_ids, *q.shape[:2], block_size)
+    where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
     rows = q, k, v, block_k, block_v
     return _attended(rows, sinks, scale, sliding_window, where, where.seen), None
 
@@ -66,7 +66,7 @@ def compressed_sparse_attention_reference(
         >>> compressed_sparse_attention_reference(q, k, v, k, v, *index, **how)[0].shape
         (1, 5, 2, 4)
     """
-    where = equations.places(segment_ids, *q.shape[:2], block_size)
+    where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
     scores = _index_scores(index_q, index_k, index_weights)
     # A stable sort of the negated scores puts the earlier of two equal entries first.
     order = jnp.argsort(jnp.where(where.seen, -scores, jnp.inf), axis=-1, stable=True)
@@ -94,7 +94,7 @@ def qwen_sparse_attention_reference(
         >>> qwen_sparse_attention_reference(q, k, v, index_q, jnp.ones((1, 5, 4)), **how)[0].shape
         (1, 5, 2, 4)
     """
-    where = equations.places(segment_ids, *q.shape[:2], block_size)
+    where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
     scores = _index_scores(index_q, index_k, jnp.ones(index_q.shape[:3], index_q.dtype))
     # A query that ends a block has no unfinished one.
     own = jnp.where(where.query - where.own == block_size - 1, where.query + 1, where.own)

@@ -125,8 +125,10 @@ class QSALayer(AttentionLayer):
 
     def _mix_step(self, x_t, cache, window):
         *index, tail = self._index(x_t[:, None], cache.length[:, None], None, cache)
-        inputs = (*self._project(x_t, cache.length), *(array[:, 0] for array in index))
-        out, state = qwen_sparse_attention_step(*inputs, cache.state, **self.blocks)
+        q, k, v = self._project(x_t, cache.length)
+        index_q, index_k = (array[:, 0] for array in index)
+        inputs = q, k, v, index_q, index_k, cache.state
+        out, state = qwen_sparse_attention_step(*inputs, **self.blocks)
         return out, PooledCache(state, tail)
 
     def _index(self, x, positions, segment_ids, cache):
