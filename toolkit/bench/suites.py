@@ -64,6 +64,11 @@ SUITES: dict[str, Suite] = {
         (2,),
         "looped models: decoding at 8k, training steps, writing",
     ),
+    "serving": Suite(
+        "toolkit.bench.serving:cases",
+        (2,),
+        "a trace of requests through the engine and transformers' continuous batching",
+    ),
     "training": Suite(
         "toolkit.bench.training:cases",
         (2,),

@@ -42,6 +42,22 @@ class Written(NamedTuple):
     reason: Reason | None
 
 
+class Work(NamedTuple):
+    """What an iteration computes, as costs depend on it.
+
+    Attributes:
+        pieces: (new tokens, tokens before them) of each prompt that is read further.
+        contexts: tokens of each row that writes, prompt and text.
+
+    Example:
+        >>> Work(pieces=((64, 0),), contexts=(101, 52)).contexts
+        (101, 52)
+    """
+
+    pieces: tuple[tuple[int, int], ...]
+    contexts: tuple[int, ...]
+
+
 @dataclass
 class _Active:
     """A request that has a row."""
@@ -217,8 +233,20 @@ class Engine:
 
     def turn(self) -> list[Written]:
         """Run one iteration; the tokens it wrote."""
-        iteration = self.scheduler.plan(self._reserve)
+        iteration = self.plan()
         return [] if iteration is None else self.run(iteration)
+
+    def plan(self) -> Iteration | None:
+        """What the scheduler wants next; waiting requests that it begins have their rows now."""
+        return self.scheduler.plan(self._reserve)
+
+    def work(self, iteration: Iteration) -> Work:
+        """What a planned iteration will compute."""
+        progress = [self.progress[number] for number in iteration.rows]
+        return Work(
+            tuple((count, self._active[number].read) for number, count in iteration.pieces),
+            tuple(len(each.request.prompt) + len(each.tokens) for each in progress),
+        )
 
     def run(self, iteration: Iteration) -> list[Written]:
         """Run an iteration that the scheduler planned."""

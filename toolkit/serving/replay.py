@@ -1,0 +1,120 @@
+"""A trace through the engine, by the clock on the wall or by one that a cost formula moves.
+
+By a virtual clock the engine keeps its scheduler and its arrays, and only the duration of a turn
+comes from a formula: what a simulator says of the same trace must then be the same to the bit.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from toolkit._checks import checked
+from toolkit.serving.engine import Engine, Work
+from toolkit.serving.requests import Progress, Request, TracedRequest, requests_of
+
+LONGEST_SLEEP = 0.002  # seconds, so that a button can stop the run
+
+
+class Turn(NamedTuple):
+    """One iteration of a run.
+
+    Attributes:
+        start, end: seconds since the run began.
+        work: what it did.
+
+    Example:
+        >>> Turn(0.0, 0.5, Work(pieces=(), contexts=(5,))).end
+        0.5
+    """
+
+    start: float
+    end: float
+    work: Work
+
+
+class Run(NamedTuple):
+    """What became of a trace.
+
+    Attributes:
+        requests: one per entry of the trace; times in seconds since the run began.
+        turns: every iteration.
+
+    Example:
+        >>> Run(requests=[], turns=[]).turns
+        []
+    """
+
+    requests: list[Progress]
+    turns: list[Turn]
+
+
+@checked
+def replay(
+    engine: Engine,
+    trace: Sequence[TracedRequest],
+    *,
+    requests: Sequence[Request] | None = None,
+    seconds: Callable[[Work], float] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Serve a trace, each request when it arrives.
+
+    Args:
+        engine: without other requests; `warm` it first, or its programs are compiled in the run.
+        trace: arrivals in ascending order.
+        requests: prompts and options of the entries; None draws prompts of the trace's lengths.
+        seconds: duration of a turn (modelled); None measures it here.
+        should_stop: looked at between turns; requests that go on are cancelled.
+
+    Returns:
+        Times of every request and of every turn.
+
+    Cost: with `seconds` as fast as the model runs, else as long as the trace takes.
+
+    Source: Agrawal et al., "Vidur", 2024 (arXiv:2405.05465), section 4, which replaces durations.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> model = LoopedLM(LoopedConfig.tiny("full", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> engine = Engine(model, capacity=16, page=4)
+        >>> replay(engine, [TracedRequest(0.5, 3, 2)], seconds=lambda work: 0.25).turns[-1].end
+        1.0
+    """
+    arrivals = [entry.arrival for entry in trace]
+    if arrivals != sorted(arrivals) or any(arrival < 0 for arrival in arrivals):
+        raise ValueError("trace: arrivals must ascend from 0")
+    if engine.is_busy:
+        raise ValueError("engine: it has other requests; wanted one without")
+    if requests is None:
+        requests = requests_of(trace, engine.config.vocabulary)
+    if len(requests) != len(trace):
+        raise ValueError(f"requests: got {len(requests)}, wanted {len(trace)}, as in the trace")
+    for request in requests:
+        engine.check(request)
+    clock, turns, numbers = engine.clock, [], []
+    now, start = 0.0, clock()
+    engine.clock = (lambda: clock() - start) if seconds is None else (lambda: now)
+    try:
+        while (len(numbers) < len(trace) or engine.is_busy) and not should_stop():
+            while len(numbers) < len(trace) and arrivals[len(numbers)] <= engine.clock():
+                place = len(numbers)
+                numbers.append(engine.submit(requests[place], arrivals[place]))
+            began = engine.clock()
+            iteration = engine.plan()
+            if iteration is None:
+                wait = arrivals[len(numbers)] - began
+                if seconds is None:
+                    time.sleep(max(0.0, min(wait, LONGEST_SLEEP)))
+                else:
+                    now = arrivals[len(numbers)]
+                continue
+            work = engine.work(iteration)
+            now += 0.0 if seconds is None else seconds(work)
+            engine.run(iteration)
+            turns.append(Turn(began, engine.clock(), work))
+        for number in numbers:
+            engine.cancel(number)
+        return Run([engine.collect(number) for number in numbers], turns)
+    finally:
+        engine.clock = clock
