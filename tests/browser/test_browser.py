@@ -432,3 +432,34 @@ def test_a_task_is_dragged_and_a_refusal_says_why(open_notebook: Callable[..., A
     assert_no_errors(page)
     assert not [said for said in errors if not said.startswith("Failed to load resource")]
     page.close()
+
+
+def test_a_cable_is_slowed_and_cut_by_mouse_and_by_keyboard(
+    open_notebook: Callable[..., Any],
+) -> None:
+    errors: list[str] = []
+    page = open_notebook("collectives", errors)
+    panel = page.locator(".toolkit-panel").nth(1)  # the torus, with its stubs
+    panel.scroll_into_view_if_needed()
+    cables = panel.locator(".picture-spots path")
+    cables.first.wait_for(state="attached")
+    assert cables.count() == 32
+    box = cables.nth(0).bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.click(*middle)
+    wait_for_caption(page, panel, "with cable 1 (0,0 – 0,1) at 0.5 times its rate")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / "cable-slowed.png")
+    page.keyboard.down("Shift")
+    page.mouse.click(*middle)
+    page.keyboard.up("Shift")
+    wait_for_caption(page, panel, "with cable 1 (0,0 – 0,1) cut")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    wait_for_caption(page, panel, "with cable 2 (0,0 – 0,3) at 0.5 times its rate")
+    page.keyboard.press("Delete")
+    wait_for_caption(page, panel, "with cable 2 (0,0 – 0,3) cut")
+    page.screenshot(path=SCREENSHOTS / "cable-cut.png")
+    page.keyboard.press("Delete")
+    wait_for_caption(page, panel, "with all cables as built")
+    assert not [error for error in errors if "spots" in error or "TypeError" in error], errors

@@ -17,10 +17,13 @@ CONFIG = LoopedConfig.tiny(
 SIZES = {"batch": 8, "sequence_length": 16}
 RUN = TrainingRun(CONFIG, steps=30, learning_rate=3e-3, **SIZES)
 PIPED = Strategy(pipeline=2, fsdp=2, data=2, microbatches=2, schedule="zb-h1", shard_optimizer=True)
+# Loops of unlike layers as stages: of one loop, "window" alone is the second.
+LOOPED = dataclasses.replace(CONFIG, pattern="full full window", loops=2)
+AROUND = Strategy(pipeline=2, data=4, microbatches=2, schedule="interleaved", chunks=2)
 
 
-def saved(strategy, folder):
-    save_plan(predict(CONFIG, "h100:8", strategy, **SIZES), folder / "plan.json")
+def saved(strategy, folder, config=CONFIG):
+    save_plan(predict(config, "h100:8", strategy, **SIZES), folder / "plan.json")
     return load_plan(folder / "plan.json")
 
 
@@ -35,14 +38,18 @@ def test_a_plan_is_written_and_read(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_path):
+@pytest.mark.parametrize(
+    ("config", "piped"), [(CONFIG, PIPED), (LOOPED, AROUND)], ids=["one loop", "two loops"]
+)
+def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_path, config, piped):
     """Under a pipeline, then under FSDP and tensors, then without a plan."""
-    wanted = train_language_model(RUN, tmp_path / "whole", is_progress_shown=False)
-    for strategy in (PIPED, Strategy(fsdp=4, tensor=2, recompute="layer"), None):
-        form = None if strategy is None else saved(strategy, tmp_path).form()
+    run = dataclasses.replace(RUN, config=config)
+    wanted = train_language_model(run, tmp_path / "whole", is_progress_shown=False)
+    for strategy in (piped, Strategy(fsdp=4, tensor=2, recompute="layer"), None):
+        form = None if strategy is None else saved(strategy, tmp_path, config).form()
         stop = lambda: True  # noqa: E731
         how = {"form": form, "stop": stop, "is_progress_shown": False}
-        found = train_language_model(RUN, tmp_path / "parts", **how)
+        found = train_language_model(run, tmp_path / "parts", **how)
     assert found.step == RUN.steps
     for name in ("loss", "evaluation_loss"):
         pairs = zip(found.history, wanted.history, strict=True)

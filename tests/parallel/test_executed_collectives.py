@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from toolkit._compat import varying
 from toolkit.measure import collectives as compiled_collectives
 from toolkit.parallel import make_mesh
 from toolkit.parallel.collectives import (
@@ -72,7 +73,7 @@ def test_integers_agree_to_the_bit(name):
         return (
             lax.all_gather(x, "x", tiled=True).ravel(),
             lax.psum_scatter(wide, "x", tiled=True).ravel(),
-            lax.pcast(lax.psum(x, "x"), "x", to="varying").ravel(),
+            varying(lax.psum(x, "x"), ("x",)).ravel(),
         )
 
     for a, b in zip(on_devices(ours, x, wide), on_devices(theirs, x, wide), strict=True):

@@ -155,27 +155,44 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
     if strategy.block_chunks > 1:
         _check_streaming(config, strategy)
     group_runs(config, strategy)
-    if strategy.pipeline > len(config.layers):
-        raise ValueError(
-            f"pipeline {strategy.pipeline} is more than the {len(config.layers)} layers; "
-            f"nearest that works: {len(config.layers)}"
+    if wrong := stages_fault(config, strategy):
+        raise ValueError(wrong)
+
+
+def stages_fault(config: LoopedConfig, strategy: Strategy) -> str:
+    """Why the layers and loops of a model are no stages of the strategy; empty if they are."""
+    layers, loops, count = len(config.layers), config.loops, strategy.stage_count
+    if strategy.pipeline == 1:
+        return ""
+    if strategy.pipeline > layers:
+        return (
+            f"pipeline {strategy.pipeline} is more than the {layers} layers; "
+            f"nearest that works: {layers}"
         )
-    if strategy.stage_count > len(config.layers):
-        raise ValueError(
+    rows = max(1, count // loops)
+    homes = {s: device for device, mine in enumerate(strategy.stages_by_device) for s in mine}
+    if count % loops or any(homes[stage] != homes[stage % rows] for stage in range(count)):
+        return (
+            f"chunks {strategy.chunks} of schedule {strategy.schedule_words!r}: every loop of "
+            f"{loops} passes all devices in the same order, as its weights lie where they are; "
+            f"nearest that works: schedule 'breadth-first' or 'interleaved' with chunks "
+            f"{nearest_multiple(strategy.chunks, loops)}"
+        )
+    if count > layers * loops:
+        return (
             f"pipeline {strategy.pipeline} x chunks {strategy.chunks} are more stages than the "
-            f"{len(config.layers)} layers; nearest that works: a pipeline of "
-            f"{max(1, len(config.layers) // strategy.chunks)}"
+            f"{layers}{f' x {loops}' if loops > 1 else ''} layers; nearest that works: a pipeline "
+            f"of {max(1, layers * loops // strategy.chunks)}"
         )
-    if strategy.stages and sum(strategy.stages) != len(config.layers):
-        raise ValueError(
+    if strategy.stages and sum(strategy.stages) != layers * loops:
+        times = f" in each of {loops} loops" if loops > 1 else ""
+        return (
             f"stages {strategy.stages} have {sum(strategy.stages)} layers, and the model has "
-            f"{len(config.layers)}"
+            f"{layers}{times}"
         )
-    if strategy.pipeline > 1 and config.loops > 1:
-        raise ValueError(
-            f"pipeline {strategy.pipeline} cuts a model of {config.loops} loops, whose "
-            "layers run more than once; want 1"
-        )
+    if strategy.stages != strategy.stages[:rows] * (len(strategy.stages) // rows):
+        return f"stages {strategy.stages} differ between loops; want those of one loop repeated"
+    return ""
 
 
 @functools.lru_cache(maxsize=256)

@@ -67,7 +67,7 @@ class Prediction:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """Layers per pipeline stage."""
-        return self.strategy.layers_by_stage(len(self.config.layers))
+        return self.strategy.layers_by_stage(len(self.config.layers), self.config.loops)
 
     @cached_property
     def parts(self) -> Seconds:
@@ -106,6 +106,7 @@ class Prediction:
         """Seconds of each pipeline stage; equal stages are computed once."""
         kinds, start, busy, seen = layer_kinds(self.config, self.strategy), 0, [], {}
         for stage, size in enumerate(self.stages):
+            start %= len(kinds)  # of the next loop
             key = stage == 0, stage == len(self.stages) - 1, kinds[start : start + size]
             if key not in seen:
                 seen[key] = self.stage_seconds(stage, start, start + size)
@@ -114,9 +115,13 @@ class Prediction:
         return busy
 
     def stage_seconds(self, stage: int, start: int, end: int) -> Seconds:
-        """Seconds of one pipeline stage with the layers from `start` to `end`."""
-        kinds = Counter(layer_kinds(self.config, self.strategy)[start:end])
-        parts = sum((self._each[kind].times(count) for kind, count in kinds.items()), Seconds())
+        """Seconds of one pipeline stage, in one loop, with the layers from `start` to `end`."""
+        kinds, loops = (
+            Counter(layer_kinds(self.config, self.strategy)[start:end]),
+            self.config.loops,
+        )
+        each = (self._each[kind].times(count / loops) for kind, count in kinds.items())
+        parts = sum(each, Seconds())
         # The first stage embeds, and has half of the table's communication.
         share = 0.25 * (stage == 0) + 0.75 * (stage == self.strategy.stage_count - 1)
         return parts + self._table.times(share) if share else parts

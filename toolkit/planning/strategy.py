@@ -52,7 +52,8 @@ class Strategy:
         head_chunks: chunks of a sequence in the head; the logits of one chunk exist at a time.
         block_chunks: chunks of a sequence in the backward pass of each fully recomputed layer; the
             intermediates of one chunk exist at a time (StreamBP).
-        stages: layers of each pipeline stage; empty: as equal as possible.
+        stages: layers of each pipeline stage; empty: as equal as possible. A model that applies its
+            layers in loops has the stages of every loop, alike in all of them.
         schedule: the order of a pipeline's tasks: "1f1b", "gpipe", "interleaved", "breadth-first",
             "zb-h1", "zb-h2", "zb-v" or "dualpipe-v", as in `toolkit.schedules`.
         chunks: stages per device; 2 for "zb-v" and "dualpipe-v", 2 or more for "interleaved" and
@@ -155,10 +156,13 @@ class Strategy:
         """Number of stages of the pipeline."""
         return self.pipeline * self.chunks
 
-    def layers_by_stage(self, layers: int) -> tuple[int, ...]:
-        """Layers of each stage: by default as equal as possible, the last, with the head, fewer."""
-        size, more = divmod(layers, self.stage_count)
-        return self.stages or (size + 1,) * more + (size,) * (self.stage_count - more)
+    def layers_by_stage(self, layers: int, loops: int = 1) -> tuple[int, ...]:
+        """Layers of each stage: by default as equal as possible, the last, with the head, fewer.
+        The stages of one loop repeat in the next."""
+        loops = loops if self.pipeline > 1 else 1
+        groups = self.stage_count // loops
+        size, more = divmod(layers, groups)
+        return self.stages or ((size + 1,) * more + (size,) * (groups - more)) * loops
 
     @property
     def stages_by_device(self) -> tuple[tuple[int, ...], ...]:
@@ -226,6 +230,11 @@ class Strategy:
             return self
         left = {name: 1 for name in self.expert_axes if name != "tensor"}
         return self.changed(tensor=self.expert, **left)
+
+    @property
+    def schedule_words(self) -> str:
+        """The schedule's name."""
+        return self.schedule
 
     @property
     def stage_words(self) -> str:

@@ -10,6 +10,7 @@ pytest.importorskip("anywidget")
 
 from toolkit.lab.collectives.chunks_panel import chunks_scene
 from toolkit.lab.collectives.chunks_view import chunks_view, run_of
+from toolkit.lab.collectives.cut_panel import CutPanel
 from toolkit.lab.collectives.cut_view import SPEEDS, cut_view
 from toolkit.lab.collectives.networks import NETWORKS, changed, drawing_of, trees_of
 from toolkit.schedules.collectives import named_topology, optimum, to_program
@@ -108,3 +109,20 @@ def test_the_scene_sends_every_message_along_a_cable_in_its_round():
         len(chunks_scene(chunks_view(network="a100:2x4", collective="all-gather", size=1.0)).kinds)
         == 1
     )
+
+
+def test_a_click_on_a_cable_slows_it_and_the_same_again_restores_it():
+    panel = CutPanel(network="torus:4x4", cable=5, speed=1.0)
+    spots = panel.widgets_above()[0]
+    assert [spot["name"] for spot in spots.spots][:1] == ["cable 1: 0,0 – 0,1"]
+    assert [len(spot["points"]) for spot in spots.spots].count(2) == 8  # stubs
+    wide, high = spots.size
+    ends = [at for spot in spots.spots for part in spot["points"] for at in part]
+    assert all(0 <= x <= wide and 0 <= y <= high for x, y in ends)
+    for second, speed in ((False, 0.5), (True, 0.0), (True, 1.0), (False, 0.5), (False, 1.0)):
+        spots._handle_custom_msg({"spot": 2, "second": second}, [])
+        assert (panel.cable, panel.speed, spots.chosen) == (3, speed, 2)
+    path = CutPanel(network="leaf-spine:2x4x1", cable=0)
+    path.widgets_above()[0]._handle_custom_msg({"spot": 0, "second": True}, [])
+    assert "rank" in path.error or "connect" in path.error
+    assert path.cable == 0

@@ -12,8 +12,8 @@ from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.lab.collectives.cut_view import SCHEDULES, SPEEDS, CutView, cut_view
 from toolkit.lab.collectives.networks import MOST_CABLES, NETWORKS, Drawing
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.spots import PointedPanel, Spot, in_picture
 
 BLUE = look("full").colour
 _APART = 0.012  # of the two ways of a cable
@@ -111,8 +111,11 @@ class SpeedPlot(Plot):
         self.now.set_data([view.speed if view.cable else 1.0] * 2, rates)
 
 
-class CutPanel(Panel):
+class CutPanel(PointedPanel):
     """A network, the load of every link, and the cut that allows no more.
+
+    A click on a cable slows it to half its rate, Shift and a click cuts it, and the same again
+    restores it.
 
     Example:
         >>> panel = CutPanel(network="ring:8", cable=1, speed=0.5)
@@ -140,6 +143,22 @@ class CutPanel(Panel):
         "Its speed", 0.5, low=0, high=2, step=0.25, is_continuous=False,
         explanation="Times its rate as built; 0 cuts the cable",
     )  # fmt: skip
+
+    def spots(self, view: CutView) -> tuple[str, list[Spot], int]:
+        axes, drawing = self._plots[0].axes, view.drawing
+        found = [
+            Spot(
+                f"cable {at}: {view.cable_in_words(at)}",
+                in_picture(axes, drawing.path(*drawing.cables[at - 1])),
+            )
+            for at in range(1, len(drawing.cables) + 1)
+        ]
+        return "Cables: a click slows one, Shift and a click cuts it", found, view.cable - 1
+
+    def pointed(self, spot: int, is_second: bool) -> None:
+        speed = 0.0 if is_second else 0.5
+        is_again = self.state["cable"] == spot + 1 and self.state["speed"] == speed
+        self.change(cable=spot + 1, speed=1.0 if is_again else speed)
 
     def compute(self, **state: Any) -> CutView:
         return cut_view(**state)

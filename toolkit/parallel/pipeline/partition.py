@@ -22,6 +22,9 @@ _CHEAP = frozenset(
     expand_dims floor ge gt integer_pow iota le lt max min mul ne neg not or rsqrt reshape
     select_n sign slice sqrt square squeeze stop_gradient sub transpose""".split()  # noqa: SIM905
 )
+# Of these alone are the gradients of biases, norms and gates made, which are smaller than what they
+# sum up.
+_SUMMED = _CHEAP - {"all_gather"} | {"dynamic_update_slice", "reduce_sum"}
 _CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 
 
@@ -81,6 +84,8 @@ def partition(
         kept = cut.thinned(kept, everywhere)
     before = {*everywhere, *kept, *dy}
     early = cut.produced([*dx], given=before)
+    sums = [v for v in dw if cut.primitives(v, given=before | early) <= _SUMMED]
+    early |= cut.produced(sums, given=before)
     left = [v for v in dw if v not in early and v not in before]
     at_once = [v for v in dw if v not in left]
     read = cut.between(left, given=before | early)
@@ -166,6 +171,11 @@ class _Cut:
         """All results of the equations that compute `wanted`."""
         found = self.needed(wanted, given) - given
         return {v for u in found if u in self.producer for v in self.producer[u].outvars}
+
+    def primitives(self, wanted: Any, given: set[Any]) -> set[str]:
+        """The names of the equations that compute one value."""
+        found = self.produced([wanted], given)
+        return {self.producer[v].primitive.name for v in found}
 
     def thinned(self, values: list[Any], everywhere: set[Any]) -> list[Any]:
         """Less those that cheap operations make of the others."""

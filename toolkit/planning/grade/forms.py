@@ -1,7 +1,7 @@
 """Parameters of a model as a program holds them, and back: what a checkpoint shares among plans.
 
-A program stacks layers: those of a run that a scan goes through, or those at one place of all
-stages. A model has them one by one.
+A program stacks layers: those of a run that a scan goes through, or those at one place of all rows
+of a pipeline. A model has them one by one.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.looped import LoopedConfig
-from toolkit.planning.memory.placing import layers_by_stage
+from toolkit.planning.memory.placing import stage_places
 from toolkit.planning.models import group_runs
 from toolkit.planning.strategy import Strategy
 
@@ -22,7 +22,7 @@ Places = list[list[tuple[int | None, ...]]]
 def places_of(config: LoopedConfig, strategy: Strategy) -> Places:
     """For each stack of a program's parameters the numbers of its layers; None: none, zeros."""
     if strategy.pipeline > 1:
-        return [[place] for place in zip(*layers_by_stage(config, strategy), strict=True)]
+        return [[place] for _, place in stage_places(config, strategy)]
     found, start = [], 0
     for group, _, count in group_runs(config, strategy):
         size = len(group)

@@ -50,8 +50,7 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
         given = graphs, params["blocks"], specs["blocks"]
         for (_, recompute, _), *run, blocks, spec in zip(runs, *given, strict=True):
             out, _ = lax.scan(functools.partial(group, recompute, *run, spec), out, blocks)
-        out = out if rho is None else out + rho.astype(dtype) * h
-        return (_norm(out, params["norm"], config) if config.norm_every_loop else out), None
+        return after_loop(config, params["norm"], rho, h, out), None
 
     if config.loops == 1:
         h, _ = loop(h, params["rho"][0] if config.residual_gate else None)
@@ -65,9 +64,15 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
 
 
+def after_loop(config, norm, rho, start, out):
+    """What a loop that began with `start` passes on."""
+    out = out if rho is None else out + rho.astype(config.compute_dtype) * start
+    return _norm(out, norm, config) if config.norm_every_loop else out
+
+
 def through(config, strategy, recompute, graph, spec, h, layer):
     """One layer, whose parameters are gathered for it; `spec` is that of stacked layers."""
-    if config.loops > 1:
+    if config.loops > 1 and strategy.pipeline == 1:
         # Otherwise compilers gather the loops' parameters before the first loop and keep them.
         h, layer = lax.optimization_barrier((h, layer))
     block = _gathered(graph, config.compute_dtype, spec, layer)
@@ -82,12 +87,10 @@ def embedded(config, strategy, spec, table, inputs):
     return _embed(_used(table, spec, config.compute_dtype), inputs, strategy.tensor)
 
 
-def loss_after(config, strategy, specs, shared, h, start, targets):
-    """The loss of `local_loss` from the last layer's output; `start` is the first one's input."""
+def loss_after(config, strategy, specs, shared, h, targets):
+    """The loss of `local_loss` from what the last loop passes on."""
     dtype = config.compute_dtype
-    if config.residual_gate:
-        h = h + shared["rho"][0].astype(dtype) * start
-    h = _norm(h, shared["norm"], config)
+    h = h if config.norm_every_loop else _norm(h, shared["norm"], config)
     name = "embedding" if config.tied_embedding else "unembedding"
     shards = strategy.batch_shards * strategy.microbatches
     table = _used(shared[name], specs[name], dtype)
@@ -145,9 +148,15 @@ def _embed(table, tokens, tensor):
     return _scattered(rows, tensor)
 
 
+def _wide(dtype):
+    """float32, or float64 for that."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def _norm(h, scale, config):
-    square = jnp.mean(jnp.square(h.astype(jnp.float32)), axis=-1, keepdims=True)
-    scaled = h.astype(jnp.float32) * lax.rsqrt(square + config.norm_epsilon) * scale
+    wide = h.astype(_wide(h.dtype))
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    scaled = wide * lax.rsqrt(square + config.norm_epsilon) * scale
     return scaled.astype(h.dtype)
 
 
@@ -161,7 +170,7 @@ def _cross_entropy(config, strategy, table, h, targets):
 
     def chunk(total, part):
         h, targets = part
-        logits = jnp.einsum("btd,vd->btv", h, table, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("btd,vd->btv", h, table, preferred_element_type=_wide(h.dtype))
         rows = start + jnp.arange(vocabulary)
         logits = jnp.where(rows < config.vocabulary, logits, -jnp.inf)
         largest = lax.stop_gradient(logits.max(-1))
@@ -173,10 +182,11 @@ def _cross_entropy(config, strategy, table, h, targets):
     def parts(x):
         return x.reshape(x.shape[0], strategy.head_chunks, -1, *x.shape[2:]).swapaxes(0, 1)
 
+    zero = jnp.zeros((), _wide(h.dtype))
     if strategy.head_chunks == 1:
-        return chunk(jnp.zeros(()), (h, targets))[0]
+        return chunk(zero, (h, targets))[0]
     chunked = jax.checkpoint(chunk, prevent_cse=False)
-    return lax.scan(chunked, jnp.zeros(()), (parts(h), parts(targets)))[0]
+    return lax.scan(chunked, zero, (parts(h), parts(targets)))[0]
 
 
 @jax.custom_vjp

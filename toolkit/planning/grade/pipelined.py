@@ -6,6 +6,7 @@ and their gradients are summed over all.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,10 +16,10 @@ from toolkit.parallel.pipeline.program import Program, program_of
 from toolkit.parallel.pipeline.rows import Rows
 from toolkit.parallel.pipeline.tasks import Kind, Tasks
 from toolkit.parallel.pipeline.ticks import run_ticks
-from toolkit.planning.grade.forward import embedded, loss_after, through
+from toolkit.planning.grade.forward import after_loop, embedded, loss_after, through
 from toolkit.planning.memory.categories import layer_kinds
 from toolkit.planning.memory.kept import POLICIES
-from toolkit.planning.memory.placing import layers_by_stage
+from toolkit.planning.memory.placing import layers_by_row, stage_places
 from toolkit.planning.time.orders import schedule_of
 
 STAGE = "stage"
@@ -26,35 +27,65 @@ STAGE = "stage"
 FIRST, LAST = "before_the_stages", "after_the_stages"
 
 
-def recomputed_by_stage(config, strategy) -> tuple[tuple[str, ...], ...]:
-    """For each stage, in the order of the model, what each of its layers recomputes."""
-    kinds, rows = layer_kinds(config, strategy), layers_by_stage(config, strategy)
-    stages = [stage for mine in strategy.stages_by_device for stage in mine]
-    words = (tuple(kinds[at][2] for at in row if at is not None) for row in rows)
-    return tuple(mine for _, mine in sorted(zip(stages, words, strict=True)))
+class StageWork(NamedTuple):
+    """What a stage runs; stages with equal work are of one kind.
+
+    Attributes:
+        layers: for each of its layers the number of its place, and what it recomputes.
+        ends_loop: whether what a loop adds to its output, or its norm, comes after them.
+    """
+
+    layers: tuple[tuple[int, str], ...]
+    ends_loop: bool
+
+
+def work_by_stage(config, strategy) -> tuple[StageWork, ...]:
+    """The work of each stage, in the order of the model."""
+    kinds, rows = layer_kinds(config, strategy), sorted(layers_by_row(config, strategy))
+    place_of = {
+        layer: number
+        for number, (_, place) in enumerate(stage_places(config, strategy))
+        for layer in place
+    }
+    has_end = config.residual_gate or config.norm_every_loop
+    once = (
+        StageWork(tuple((place_of[at], kinds[at][2]) for at in row), has_end and row is rows[-1])
+        for row in rows
+    )
+    return tuple(once) * config.loops
 
 
 def ticks_of(config, strategy) -> Program:
-    """A strategy's schedule tick by tick; stages that recompute alike are of one kind."""
-    words = recomputed_by_stage(config, strategy)
-    known = list(dict.fromkeys(words))
-    return program_of(schedule_of(strategy), kinds=[known.index(each) for each in words])
+    """A strategy's schedule tick by tick."""
+    work = work_by_stage(config, strategy)
+    known, rows = list(dict.fromkeys(work)), len(work) // config.loops
+    return program_of(
+        schedule_of(strategy),
+        tied=[stage % rows for stage in range(len(work))],
+        kinds=[known.index(each) for each in work],
+    )
 
 
 def pipelined(config, strategy, graphs, specs):
     """(parameters, tokens, tables of the schedule) -> (loss, gradients), not yet summed over the
     batch's shards, for one chip; and those tables."""
-    program, known = ticks_of(config, strategy), recomputed_by_stage(config, strategy)
-    blocks = specs["blocks"]
+    program, works = ticks_of(config, strategy), work_by_stage(config, strategy)
+    blocks, rows_of_weights = specs["blocks"], len(works) // config.loops
 
-    def stage(words, rows, x, context):
+    def stage(work, rows, x, context):
         h = x["h"]
-        for recompute, graph, spec, row in zip(words, graphs, blocks, rows, strict=False):
-            run = functools.partial(through, config, strategy, recompute, graph[0], spec[0])
+        for at, recompute in work.layers:
+            run = functools.partial(through, config, strategy, recompute)
+            run = functools.partial(run, graphs[at][0], blocks[at][0])
             if recompute != "none":
                 run = jax.checkpoint(run, policy=POLICIES[recompute])
-            h = run(h, row[0])
-        return x | {"h": h}
+            h = run(h, rows[at][0])
+        if not work.ends_loop:
+            return x | {"h": h}
+        shared = context.shared
+        rho = shared["rho"][context.stage // rows_of_weights] if config.residual_gate else None
+        h = after_loop(config, shared["norm"], rho, x.get("start"), h)
+        return dict.fromkeys(x, h)
 
     @jax.named_scope(FIRST)
     def first(shared, data):
@@ -63,9 +94,9 @@ def pipelined(config, strategy, graphs, specs):
 
     @jax.named_scope(LAST)
     def last(shared, x, data):
-        return loss_after(config, strategy, specs, shared, x["h"], x.get("start"), data[1])
+        return loss_after(config, strategy, specs, shared, x["h"], data[1])
 
-    functions = {words: functools.partial(stage, words) for words in dict.fromkeys(known)}
+    functions = {work: functools.partial(stage, work) for work in dict.fromkeys(works)}
 
     def run(params, tokens, columns):
         cut = (strategy.microbatches, -1)

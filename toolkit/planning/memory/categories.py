@@ -187,7 +187,7 @@ def memory_of(
     # A loop's gate keeps the loop's input, and a norm after the loop two float32 arrays.
     stream = tokens * config.width // strategy.tensor
     between = stream * (size * config.residual_gate + 2 * FLOAT32 * config.norm_every_loop)
-    loops = config.loops if config.loops > 1 else 0
+    loops = config.loops if config.loops > 1 and strategy.pipeline == 1 else 0
     activations = round((kept + loops * between) * in_flight)
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used

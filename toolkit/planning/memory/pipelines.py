@@ -1,12 +1,13 @@
 """Memory of the devices of a pipeline, for what their schedule holds at once.
 
 Pipelines run as one program on all devices (`toolkit.parallel.pipeline`). So every device holds the
-tables and the head's intermediates, whichever stage it has.
+tables and the head's intermediates, whichever stage it has, and places for the layers and the
+waiting activations of every kind of stage.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning.memory.categories import (
@@ -17,8 +18,9 @@ from toolkit.planning.memory.categories import (
     layer_memory,
     memory_of,
 )
-from toolkit.planning.strategy import SPLIT, Strategy
-from toolkit.planning.time.orders import most_held, steps_of
+from toolkit.planning.memory.placing import stage_places
+from toolkit.planning.strategy import Strategy
+from toolkit.planning.time.orders import most_waiting, steps_of
 
 Kinds = Sequence[tuple[str, str, str]]
 
@@ -31,12 +33,8 @@ def pipeline_memory(
     if strategy.pipeline == 1:
         return memory_of(*sizes)
     ends = itertools.accumulate(stages)
-    layers = [kinds[end - size : end] for end, size in zip(ends, stages, strict=True)]
-    if strategy.chunks == 1 and strategy.schedule not in SPLIT:
-        # Of equal stages, the first has the most microbatches in flight.
-        few = {*range(len(stages) if strategy.stages else 2), len(stages) - 1}
-        found = [stage_memory(*sizes, stage, layers[stage]) for stage in few]
-        return max(found, key=lambda memory: memory.total)
+    looped = kinds * config.loops
+    words = tuple(looped[end - size : end] for end, size in zip(ends, stages, strict=True))
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
     each = {
         kind: (
@@ -45,16 +43,35 @@ def pipeline_memory(
         )
         for kind in set(kinds)
     }
-    kept, split = (
-        [sum(each[kind][at] * n for kind, n in Counter(mine).items()) for mine in layers]
-        for at in (0, 1)
+    # Every device has the places of every kind of stage.
+    waiting = sum(
+        slots * sum(each[kind][at] for kind in mine)
+        for mine, both in slots_of(strategy, words).items()
+        for at, slots in enumerate(both)
     )
-    most, found = most_held(steps_of(strategy), kept, split), []
-    for device, mine in enumerate(strategy.stages_by_device):
-        own = [kind for stage in mine for kind in layers[stage]]
-        share = most[device] / sum(kept[stage] for stage in mine)
-        found.append(memory_of(*sizes, layers=tuple(own), in_flight=share))
-    return max(found, key=lambda memory: memory.total)
+    rows, found = strategy.chunks // config.loops, []
+    for device in range(strategy.pipeline):
+        held = tuple(
+            kinds[next(other for other in (layer, *place) if other is not None)]
+            for _, place in stage_places(config, strategy)
+            for layer in place[device * rows : (device + 1) * rows]
+        )
+        kept = config.loops * sum(each[kind][0] for kind in held)
+        found.append((held, waiting / kept))
+    memories = (memory_of(*sizes, layers=held, in_flight=share) for held, share in {*found})
+    return max(memories, key=lambda memory: memory.total)
+
+
+def slots_of(strategy: Strategy, kinds: Sequence[Any]) -> dict[Any, tuple[int, int]]:
+    """For each kind of stage the most microbatches that wait on a device for their backward pass,
+    and for the gradients of weights; `kinds` are those of the stages."""
+    if strategy.schedule not in ("1f1b", "gpipe"):
+        return most_waiting(steps_of(strategy), kinds)
+    found: dict[Any, tuple[int, int]] = {}
+    for stage, kind in enumerate(kinds):
+        ahead = strategy.pipeline - stage if strategy.schedule == "1f1b" else strategy.microbatches
+        found.setdefault(kind, (min(ahead, strategy.microbatches), 0))
+    return found
 
 
 def stage_memory(

@@ -67,32 +67,36 @@ def parameters(config, strategy):
 
 def stacks_of(config, strategy):
     """The runs of stacked groups of layers: (kinds of a group, recomputation, how many). Of a
-    pipeline, a run is the layers that lie at one place of all stages."""
+    pipeline, a run is the layers that lie at one place of all rows."""
     if strategy.pipeline == 1:
         return group_runs(config, strategy)
-    kinds = kinds_of(config)
-    found = []
-    for place in zip(*layers_by_stage(config, strategy), strict=True):
-        mine = {kinds[layer] for layer in place if layer is not None}
-        if len(mine) > 1:
-            words = " and ".join(sorted({word for word, _ in mine}))
-            raise ValueError(
-                f"pipeline: stages of {strategy.pipeline} differ in their layers ({words}); they "
-                "are modelled, not built: want stages of the same layers"
-            )
-        found.append((tuple(mine), "", len(place)))
-    return tuple(found)
+    return tuple(((kind,), "", len(place)) for kind, place in stage_places(config, strategy))
 
 
-def layers_by_stage(config, strategy):
-    """For each stage of a pipeline, device by device, the numbers of its layers; None fills up
-    shorter ones."""
-    sizes = strategy.layers_by_stage(len(config.layers))
-    ends = list(itertools.accumulate(sizes))
+def layers_by_row(config, strategy):
+    """For each row of a pipeline's weights, device by device, the numbers of its layers. A row
+    serves one stage of every loop."""
+    sizes = strategy.layers_by_stage(len(config.layers), config.loops)
+    ends, rows = list(itertools.accumulate(sizes)), strategy.stage_count // config.loops
     return tuple(
-        tuple(ends[s] - sizes[s] + at if at < sizes[s] else None for at in range(max(sizes)))
+        tuple(range(ends[row] - sizes[row], ends[row]))
         for mine in strategy.stages_by_device
-        for s in mine
+        for row in mine
+        if row < rows
+    )
+
+
+def stage_places(config, strategy):
+    """The places for layers that every row of a pipeline has, since one program runs on all
+    devices: of each kind of layer as many as the row with most of them. Each is (the words of the
+    mixer and the feed-forward layer, for each row the number of its layer there, or None)."""
+    kinds, rows = kinds_of(config), layers_by_row(config, strategy)
+    return tuple(
+        (kind, place)
+        for kind in dict.fromkeys(kinds)
+        for place in itertools.zip_longest(
+            *([layer for layer in row if kinds[layer] == kind] for row in rows)
+        )
     )
 
 

@@ -14,10 +14,10 @@ from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
 from toolkit.planning.memory.pipelines import stage_memory
-from toolkit.planning.models import check_model, kinds_of
+from toolkit.planning.models import check_model, kinds_of, stages_fault
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.layers import assign_layers
-from toolkit.planning.strategy import RECOMPUTE, SPLIT, Strategy
+from toolkit.planning.strategy import RECOMPUTE, SCHEDULES, SPLIT, Strategy
 from toolkit.planning.time.pipelines import balanced
 from toolkit.planning.time.step import layer_seconds
 
@@ -83,7 +83,7 @@ class Search:
         """The least recomputation that fits, also mixed or in parts."""
         base, bar = fastest.strategy, self._bar(fastest.strategy)
         # A lower bound: as if the stages were balanced.
-        even = 1 + (base.pipeline - 1) / base.microbatches
+        even = 1 + (base.pipeline - 1) / base.microbatches / base.chunks
         if base.pipeline > 1:
             self.piped.append((_mean_seconds(fastest), fastest))
         if _mean_seconds(fastest) * even >= bar:
@@ -119,17 +119,18 @@ class Search:
 
     def order(self) -> None:
         """Run the pipelines that may be fastest in the order of every other schedule."""
-        few = []
+        few, config = [], self.given[0]
         for mean, each in self.piped:
             base = each.strategy
             for name, chunks, left in ORDERS:
                 # An estimate, which ranks only.
-                about = mean * (1 + left * (base.pipeline - 1) / base.microbatches)
-                ordered = base.changed(schedule=name, chunks=chunks)
+                about = mean * (1 + left * (base.pipeline - 1) / base.microbatches / base.chunks)
+                times = base.chunks if SCHEDULES[name] is None else 1  # in every loop
+                ordered = base.changed(schedule=name, chunks=chunks * times)
                 tasks = 3 * ordered.stage_count * base.microbatches
-                if tasks > MOST_SIMULATED or ordered.schedule_fault:
+                if tasks > MOST_SIMULATED or ordered.schedule_fault or about >= self._bar(base):
                     continue
-                if ordered.stage_count <= len(self.given[0].layers) and about < self._bar(base):
+                if not stages_fault(config, ordered):
                     few.append((about, ordered))
         few.sort(key=lambda pair: pair[0])
         before = self.fitting
@@ -180,6 +181,8 @@ def bases_of(
                 continue
             for data in _divisors(shards):
                 cut = {"data": data, "fsdp": shards // data, "tensor": tensor}
+                if pipeline > 1 and config.loops > 1:  # every loop passes all devices
+                    cut |= {"schedule": "breadth-first", "chunks": config.loops}
                 base = whole.changed(**cut, pipeline=pipeline)
                 bases = [base, *(_with_experts(base) if has_experts else ())]
                 fits = [each for each in bases if _divides(config, each, batch, length)]
@@ -264,7 +267,7 @@ def _balanced(even: Prediction) -> Prediction | None:
     """The same with stages balanced in time, as far as memory allows."""
     config, strategy, sizes = even.config, even.strategy, (even.batch, even.sequence_length)
     kinds = tuple(layer_kinds(config, strategy))
-    if len(set(kinds)) > 1:
+    if len(set(kinds)) > 1 or config.loops > 1:
         return None
     slowdown, count = even.constants.slowdown, len(kinds)
 
@@ -296,7 +299,7 @@ def _even_in_time(even: Prediction) -> Prediction | None:
     which all layers find a stage, then the longest shortened."""
     strategy, kinds = even.strategy, layer_kinds(even.config, even.strategy)
     count, stages, slowdown = len(kinds), strategy.stage_count, even.constants.slowdown
-    if len(set(kinds)) > 1:
+    if len(set(kinds)) > 1 or even.config.loops > 1:
         return None
 
     @functools.cache

@@ -1,8 +1,9 @@
 """Pipeline schedules by name, their times for any stages, and what each device holds."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toolkit import schedules
 from toolkit.parallel.pipeline import program_of
@@ -123,22 +124,18 @@ def device_ends(
     return free
 
 
-def most_held(steps: Sequence[Step], kept: Sequence[float], split: Sequence[float]) -> list[float]:
-    """The most that each device holds at once.
-
-    `kept[s]` is held from a forward of stage s to its backward, `split[s]` from the gradient of its
-    input to that of its weights.
-    """
-    devices = 1 + max(step.device for step in steps)
-    memory, most = [0.0] * devices, [0.0] * devices
-    for device, kind, stage, _, _ in steps:
-        if kind == "F":
-            memory[device] += kept[stage]
-        elif kind == "I":  # both exist while it runs
-            memory[device] += split[stage]
-        most[device] = max(most[device], memory[device])
-        memory[device] -= {"B": kept, "I": kept, "W": split}.get(kind, [0.0] * (stage + 1))[stage]
-    return most
+def most_waiting(steps: Sequence[Step], kinds: Sequence[Any]) -> dict[Any, tuple[int, int]]:
+    """For each kind of stage the most microbatches that wait on a device at once: from a forward to
+    its backward, and from the gradient of an input to that of the weights; `kinds` are those of the
+    stages."""
+    now: Counter[Any] = Counter()
+    most: Counter[Any] = Counter()
+    for device, task, stage, _, _ in steps:
+        for waits, start, end in ((0, "F", "BI"), (1, "I", "W")):
+            now[device, kinds[stage], waits] += (task == start) - (task in end)
+            here = waits, kinds[stage]
+            most[here] = max(most[here], now[device, kinds[stage], waits])
+    return {kind: (most[0, kind], most[1, kind]) for kind in dict.fromkeys(kinds)}
 
 
 def step_through(strategy: Strategy, busy: Sequence[Seconds], hop: float, slowdown: float) -> float:

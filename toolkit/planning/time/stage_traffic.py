@@ -10,7 +10,7 @@ import functools
 from toolkit.looped import LoopedConfig
 from toolkit.parallel.pipeline import program_of
 from toolkit.planning.memory.categories import layer_kinds
-from toolkit.planning.memory.placing import layers_by_stage
+from toolkit.planning.memory.placing import stage_places
 from toolkit.planning.memory.sizes import FLOAT32, rest_tensors, share_of, table_tensors
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import schedule_of
@@ -26,14 +26,13 @@ def device_transfers(
     config: LoopedConfig, strategy: Strategy, sequences: int, length: int, device: int
 ) -> list[Transfer]:
     """Collectives of a step on a chip of one device of the pipeline."""
-    kinds, rows = layer_kinds(config, strategy), layers_by_stage(config, strategy)
-    fullest = next(row for row in rows if None not in row)
+    kinds, rows = layer_kinds(config, strategy), strategy.chunks // config.loops
     found: list[Transfer] = []
-    for row in rows[device * strategy.chunks : (device + 1) * strategy.chunks]:
-        for layer, like in zip(row, fullest, strict=True):
-            word, fed, recompute = kinds[(like or 0) if layer is None else layer]
-            each = layer_transfers(config, word, fed, recompute, strategy, sequences, length)
-            # The sum over "data" runs for every place of a layer, also where a stage has none.
+    for kind, place in stage_places(config, strategy):
+        for layer in place[device * rows : (device + 1) * rows]:
+            recompute = "none" if layer is None else kinds[layer][2]
+            each = layer_transfers(config, *kind, recompute, strategy, sequences, length)
+            # The sum over "data" runs for every place of a layer, also where a row has none.
             found += each if layer is not None else [t for t in each if t.part == "data"]
     mine = strategy.stages_by_device[device]
     is_ends = 0 in mine, strategy.stage_count - 1 in mine
