@@ -1,6 +1,7 @@
 """Pipelined plans as programs: loss and gradients of the model, and bytes as predicted."""
 
 import contextlib
+import dataclasses
 import functools
 from collections import Counter
 
@@ -14,6 +15,7 @@ from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.planning import Strategy, predict, train_program
 from toolkit.planning.grade.forms import packed, unpacked
 from toolkit.planning.grade.sent import sent_by_device
+from toolkit.schedules import breadth_first, to_csv
 
 ROUNDING = 1e-5  # float32, relative to the largest gradient of an array
 FLOAT64 = 1e-11  # the same
@@ -41,6 +43,19 @@ def small(pattern, **changes):
     return lambda: LoopedConfig.tiny(pattern, **(sizes | changes))
 
 
+def halved(schedule):
+    """A table with the backward passes of a schedule in halves, such as a search finds."""
+    orders = tuple(
+        tuple(
+            half
+            for task in order
+            for half in ([task._replace(kind=k) for k in "IW"] if task.kind == "B" else [task])
+        )
+        for order in schedule.orders
+    )
+    return to_csv(dataclasses.replace(schedule, orders=orders))
+
+
 # Loops as stages, and stages whose layers differ: in float64, without a norm between loops but
 # where it is named.
 UNLIKE = {
@@ -64,6 +79,12 @@ UNLIKE = {
         Strategy(
             pipeline=2, fsdp=2, tensor=2, microbatches=3, schedule="breadth-first", chunks=4,
             stages=(1, 1, 2, 1) * 2,
+        ),
+    ),
+    "looped, from a table": (
+        small("full full window", loops=2),
+        Strategy(
+            pipeline=2, data=2, microbatches=4, chunks=2, schedule=halved(breadth_first(2, 4, 2)),
         ),
     ),
     "hybrid, halves": (
@@ -140,7 +161,7 @@ def test_a_pipelined_plan_computes_the_model_and_sends_what_was_predicted(name):
     if is_wide:  # plans have float32 parameters, of which bytes are predicted
         return
     control = Strategy(
-        pipeline=2, fsdp=4, microbatches=4, schedule="breadth-first", chunks=2 * config.loops
+        pipeline=2, fsdp=4, microbatches=4, schedule="breadth-first", chunks=max(2, config.loops)
     )
     predicted, other = (predict(config, "h100:8", each, **sizes) for each in (strategy, control))
     for device, sent in enumerate(sent_by_device(compiled, config, strategy)):

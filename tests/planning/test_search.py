@@ -1,15 +1,21 @@
 """The search: counts of trees, knapsack values and cuts, all against other ways."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
 from toolkit.planning import (
+    Strategy,
     assign_layers,
     balance_stages,
     cut_evenly,
     decision_trees,
+    load_plan,
+    predict,
+    save_plan,
+    search_order,
 )
 
 
@@ -98,3 +104,34 @@ def test_balanced_stages_equal_brute_force():
         assert max(seconds[a:b].sum() for a, b in parts) == best[0]
         assert max(memory[k, a:b].sum() for k, (a, b) in enumerate(parts)) == best[1]
     assert 0 < refused < 30
+
+
+def test_an_order_is_searched_for_unlike_stages_and_kept_in_the_plan(tmp_path):
+    pytest.importorskip("ortools")
+    strategy = Strategy(tensor=8, pipeline=4, microbatches=8, stages=(6, 12, 8, 6))
+    found = predict("llama-3-8b", "h200:32", strategy, batch=32)
+    better = search_order(found, seconds=2.0)
+    assert better.fits
+    assert better.step_seconds < 0.95 * found.step_seconds
+    assert better.strategy.is_listed
+    assert better.strategy.is_split
+    assert "a schedule of its own" in str(better.strategy)
+    least = max(part.total(found.constants.slowdown) for part in found.busy)
+    assert least <= better.step_seconds <= better.lockstep_seconds
+    save_plan(better, tmp_path / "plan.json")
+    saved = load_plan(tmp_path / "plan.json")
+    assert saved.strategy == better.strategy
+    assert saved.prediction.step_seconds == better.step_seconds
+    table = better.strategy.schedule
+    first, *rest = table.split(",")
+    for wrong, words in (
+        (",".join(rest), "F0@0 is missing"),
+        (table.replace("0F0,", "", 1).replace("0I0,", "0I0,0F0,", 1), "waits for ever"),
+        (table.replace("3F", "2F"), "stage 2 is on devices 2 and 3"),
+        ("\n".join(table.splitlines()[:3]), "wanted pipeline 4"),
+    ):
+        assert wrong != table
+        with pytest.raises(ValueError, match=words) as refused:
+            dataclasses.replace(better.strategy, schedule=wrong)
+        assert "\n" not in str(refused.value)
+    assert first == "0F0"

@@ -78,6 +78,7 @@ def plan(
     decode: int | None = None,
     weights: Literal["bfloat16", "float8"] = "bfloat16",
     cache: Literal["bfloat16", "float8"] = "bfloat16",
+    order_seconds: float = 0.0,
     save: Path | None = None,
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
@@ -117,6 +118,8 @@ def plan(
         decode: instead plan the decoding of `batch` rows with so many tokens in their cache, of a
             mixture of experts or of latent attention.
         weights, cache: kind of numbers while decoding.
+        order_seconds: also search an order of tasks for the fastest pipelines, with so
+            many seconds for each integer program (needs OR-tools).
         save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
             --plan`.
     """
@@ -183,6 +186,7 @@ def plan(
     found = planning.plan(
         config, where, batch=batch, sequence_length=sequence_length,
         memory=None if memory is None else memory * 2**30, constants=constants, capacity=capacity,
+        order_seconds=order_seconds,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
     if save is not None:

@@ -18,6 +18,7 @@ Plan (`search/`, `time/pipelines.py`, `uneven/`):
 
 * `plan`: the fastest strategy that fits, as a `Plan` with reasons and runners-up
 * `Plan`: what was found; printed as a table
+* `search_order`: a plan's pipeline in a searched order of its tasks
 * `decision_trees`: all ways to cut a step over chips
 * `assign_layers`: the fastest strategy for each layer within a budget, as an `Assignment`
 * `Assignment`: a strategy for every layer
@@ -77,6 +78,7 @@ from toolkit.planning.networks import AxisPlacement, place_axes
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.saved import SavedPlan, load_plan, save_plan
 from toolkit.planning.search.layers import Assignment, assign_layers, decision_trees
+from toolkit.planning.search.own_order import search_order
 from toolkit.planning.search.plan import Plan, plan
 from toolkit.planning.search.what_fits import what_fits
 from toolkit.planning.strategy import Strategy
@@ -157,6 +159,7 @@ __all__ = [
     "predict",
     "ranks_of",
     "save_plan",
+    "search_order",
     "sliced_seconds",
     "swapped_share",
     "timeline",

@@ -173,7 +173,7 @@ def stages_fault(config: LoopedConfig, strategy: Strategy) -> str:
     homes = {s: device for device, mine in enumerate(strategy.stages_by_device) for s in mine}
     if count % loops or any(homes[stage] != homes[stage % rows] for stage in range(count)):
         return (
-            f"chunks {strategy.chunks} of schedule {strategy.schedule_words!r}: every loop of "
+            f"chunks {strategy.chunks} of {strategy.schedule_words}: every loop of "
             f"{loops} passes all devices in the same order, as its weights lie where they are; "
             f"nearest that works: schedule 'breadth-first' or 'interleaved' with chunks "
             f"{nearest_multiple(strategy.chunks, loops)}"

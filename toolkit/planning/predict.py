@@ -82,7 +82,7 @@ class Prediction:
         """Seconds that a chip waits for other pipeline stages."""
         if self.strategy.pipeline == 1:
             return 0.0
-        step = step_through(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
+        step = step_through(self.strategy, self.busy, self.hop_seconds, self.constants.slowdown)
         return max(0.0, step - self.parts.total(self.constants.slowdown) / self.strategy.pipeline)
 
     @cached_property
@@ -91,7 +91,7 @@ class Prediction:
         takes as long as its slowest task and a message. At least `step_seconds`."""
         if self.strategy.pipeline == 1:
             return self.step_seconds
-        return step_in_ticks(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
+        return step_in_ticks(self.strategy, self.busy, self.hop_seconds, self.constants.slowdown)
 
     @property
     def least_seconds(self) -> float:
@@ -99,10 +99,10 @@ class Prediction:
 
         It needs no simulation, and lets a search skip slow plans.
         """
-        return least_through(self.strategy, self._busy, self.hop_seconds, self.constants.slowdown)
+        return least_through(self.strategy, self.busy, self.hop_seconds, self.constants.slowdown)
 
     @cached_property
-    def _busy(self) -> list[Seconds]:
+    def busy(self) -> list[Seconds]:
         """Seconds of each pipeline stage; equal stages are computed once."""
         kinds, start, busy, seen = layer_kinds(self.config, self.strategy), 0, [], {}
         for stage, size in enumerate(self.stages):

@@ -1,6 +1,7 @@
 """One way to train a model on many chips: how work is divided, and what is recomputed."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -8,6 +9,7 @@ import re
 from toolkit._checks import check_fields
 from toolkit._kinds import shown
 from toolkit.parallel.stream_backward import MOST_CHUNKS
+from toolkit.schedules import Schedule, faults, from_csv
 
 RECOMPUTE = ("none", "elementwise", "layer")
 DISPATCHES = ("all_to_all", "gather", "ragged")
@@ -29,6 +31,12 @@ _RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
 # No cluster is larger, and the bound keeps every search short.
 MOST_CHIPS = 1 << 20
 MOST_CAPACITY = 1024
+
+
+@functools.lru_cache(maxsize=64)
+def listed(table: str) -> Schedule:
+    """The schedule of a table."""
+    return from_csv(table, "a schedule of its own")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,8 @@ class Strategy:
         stages: layers of each pipeline stage; empty: as equal as possible. A model that applies its
             layers in loops has the stages of every loop, alike in all of them.
         schedule: the order of a pipeline's tasks: "1f1b", "gpipe", "interleaved", "breadth-first",
-            "zb-h1", "zb-h2", "zb-v" or "dualpipe-v", as in `toolkit.schedules`.
+            "zb-h1", "zb-h2", "zb-v" or "dualpipe-v", as in `toolkit.schedules`; or any other, such
+            as a searched one, as the table that `toolkit.schedules.to_csv` writes.
         chunks: stages per device; 2 for "zb-v" and "dualpipe-v", 2 or more for "interleaved" and
             "breadth-first". A pipeline has `pipeline` x `chunks` stages.
         dispatch: how tokens reach the chips of their experts, as in
@@ -112,11 +121,12 @@ class Strategy:
             )
 
     def _check_pipeline(self):
-        if self.schedule not in SCHEDULES:
+        if self.schedule not in SCHEDULES and not self.is_listed:
             raise ValueError(
-                f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}"
+                f"schedule must be one of {', '.join(SCHEDULES)}, or a table of `to_csv`; got "
+                f"{self.schedule!r}"
             )
-        wanted = SCHEDULES[self.schedule]
+        wanted = self.chunks if self.is_listed else SCHEDULES[self.schedule]
         if self.chunks < 1 or self.chunks != (wanted or max(2, self.chunks)):
             raise ValueError(
                 f"chunks must be {wanted or '2 or more'} for schedule {self.schedule!r}; got "
@@ -134,8 +144,20 @@ class Strategy:
             raise ValueError(wrong)
 
     @property
+    def is_listed(self) -> bool:
+        """Whether the schedule is a table of tasks instead of a name."""
+        return "," in self.schedule
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes are split into input and weight gradients."""
+        return listed(self.schedule).is_split if self.is_listed else self.schedule in SPLIT
+
+    @property
     def schedule_fault(self) -> str:
         """Why the microbatches do not suit the schedule; empty if they do."""
+        if self.is_listed:
+            return self._listed_fault
         least, parts = 1, 1
         if self.schedule == "interleaved":
             least = parts = self.pipeline
@@ -150,6 +172,20 @@ class Strategy:
             f"microbatches must be {words} for schedule {self.schedule!r} on pipeline "
             f"{self.pipeline}; got {self.microbatches}"
         )
+
+    @property
+    def _listed_fault(self) -> str:
+        found = listed(self.schedule)
+        shape = found.devices, found.chunks, found.stages, found.microbatches
+        p, chunks = self.pipeline, self.chunks
+        if shape != (p, chunks, p * chunks, self.microbatches):
+            return (
+                f"schedule: its table has {found.devices} devices with {found.stages} stages and "
+                f"{found.microbatches} microbatches; wanted pipeline {p}, {chunks} stages on each, "
+                f"and {self.microbatches} microbatches"
+            )
+        wrong = faults(found)
+        return f"schedule: its table cannot run: {wrong[0]}" if wrong else ""
 
     @property
     def stage_count(self) -> int:
@@ -168,6 +204,11 @@ class Strategy:
     def stages_by_device(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each device of a pipeline."""
         p = self.pipeline
+        if self.is_listed:
+            placement = listed(self.schedule).placement
+            return tuple(
+                tuple(s for s, home in enumerate(placement) if home == d) for d in range(p)
+            )
         if self.schedule in SHAPED_AS_V:
             return tuple((d, 2 * p - 1 - d) for d in range(p))
         return tuple(tuple(c * p + d for c in range(self.chunks)) for d in range(p))
@@ -233,8 +274,12 @@ class Strategy:
 
     @property
     def schedule_words(self) -> str:
-        """The schedule's name."""
-        return self.schedule
+        """The schedule's name, with the chunks that belong to it."""
+        if self.is_listed:
+            return "a schedule of its own" + f" in {self.chunks} chunks" * (self.chunks > 1)
+        return (
+            f"{self.schedule} {self.chunks}" if SCHEDULES[self.schedule] is None else self.schedule
+        )
 
     @property
     def stage_words(self) -> str:
@@ -268,8 +313,7 @@ class Strategy:
             ways = {"all_to_all": f"capacity {self.capacity:g}", "gather": "gathered"}
             words.append(f"expert {self.expert} {ways.get(self.dispatch, self.dispatch)}")
         if self.schedule != "1f1b":
-            chunked = SCHEDULES[self.schedule] is None
-            words.append(f"{self.schedule} {self.chunks}" if chunked else self.schedule)
+            words.append(self.schedule_words)
         if self.stages:
             words.append(f"stages of {self.stage_words} layers")
         if self.shard_optimizer:

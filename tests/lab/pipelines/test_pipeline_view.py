@@ -10,13 +10,16 @@ import pytest
 
 from toolkit.lab.pipelines.pipeline_view import (
     RULES,
+    SEARCHED,
+    Compiled,
     moved,
     pipeline_view,
     place_in_words,
     scene_of,
+    searched_table,
 )
 from toolkit.parallel.pipeline import program_of
-from toolkit.schedules import gpipe, one_forward_one_backward
+from toolkit.schedules import from_csv, gpipe, one_forward_one_backward
 
 START = {
     "schedule": "1F1B", "devices": 4, "microbatches": 8, "slow": 2, "times": 1.0, "delay": 0.0,
@@ -41,6 +44,25 @@ def test_numbers_are_the_simulation_s_and_no_schedule_beats_its_bound(name):
         assert [max(held) for _, held in found.memory] == peaks
         assert peaks == [*map(float, timeline.schedule.peak_activations)]
     assert view(schedule=name, times=1.3).bound > view(schedule=name).bound
+
+
+def test_a_searched_order_is_shown_where_it_was_searched_for():
+    """With a slow stage it ends at the bound, and the order with which the search begins later."""
+    pytest.importorskip("ortools")
+    given = {"schedule": "searched, chain", "slow": 2, "times": 1.5}
+    before = view(**given)
+    table = searched_table("searched, chain", 4, 8, 2, 1.5)
+    compiled = Compiled(0, 0, 0, 0.0, 0, 0, "", table)
+    after = view(**given, compiled=compiled)
+    assert "button searches" in before.sentence()
+    assert "button searches" not in after.sentence()
+    assert after.makespan == after.bound == before.bound < before.makespan
+    assert max(after.data()["most activations held"]) <= 4
+    swapped = view(**given, compiled=compiled, moves="F1@0 to 0")
+    assert swapped.compiled is None
+    orders = swapped.timeline.schedule.orders, after.timeline.schedule.orders
+    assert {*orders[0][0]} == {*orders[1][0]}
+    assert orders[0] != orders[1]
 
 
 def test_1f1b_ends_where_the_formula_says_and_at_its_bound():
@@ -125,12 +147,13 @@ def test_a_dragged_task_moves_and_a_refused_one_leaves_the_picture():
 @pytest.mark.slow
 def test_permutes_are_those_of_the_compiled_program():
     command = [sys.executable, "-m", "toolkit.lab.pipelines.compiled_program"]
-    for name, microbatches in (("1F1B", 8), ("ZB-V", 4)):
-        made = subprocess.run(
-            [*command, name, "2", str(microbatches)], capture_output=True, check=True
-        )
+    for name, microbatches in (("1F1B", 8), ("ZB-V", 4), ("searched, V", 4)):
+        given = name, "2", str(microbatches), "1", "1.5"
+        made = subprocess.run([*command, *given], capture_output=True, check=True)
         facts = json.loads(made.stdout)
-        program = program_of(RULES[name](2, microbatches))
+        table = facts["table"]
+        assert bool(table) == (name in SEARCHED)
+        program = program_of(from_csv(table) if table else RULES[name](2, microbatches))
         assert facts["permutes"] == program.permutes == facts["ticks"] * facts["channels"]
         assert facts["bytes_sent"] == facts["permutes"] * facts["activation"]
         assert facts["messages"] == program.messages

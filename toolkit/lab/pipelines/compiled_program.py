@@ -1,7 +1,8 @@
 """A schedule compiled as one program on simulated devices, and its permutes counted.
 
-Run as `python -m toolkit.lab.pipelines.compiled_program SCHEDULE DEVICES MICROBATCHES`, in a
-process of its own because devices are simulated before jax starts; prints JSON.
+Run as `python -m toolkit.lab.pipelines.compiled_program SCHEDULE DEVICES MICROBATCHES SLOW TIMES`,
+in a process of its own because devices are simulated before jax starts; prints JSON. An order that
+is to be searched for is searched for first, with a stage TIMES as slow.
 """
 
 import json
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.lab.pipelines.pipeline_view import RULES
+from toolkit.lab.pipelines.pipeline_view import NONE, SEARCHED, schedule_of, searched_table
 from toolkit.measure import collectives
 from toolkit.parallel import make_mesh, simulate_devices
 from toolkit.parallel.pipeline import Pipeline
@@ -20,10 +21,13 @@ from toolkit.parallel.pipeline import Pipeline
 SEQUENCES, WIDTH = 2, 64
 
 
-def compiled_facts(name: str, devices: int, microbatches: int) -> dict[str, Any]:
+def compiled_facts(
+    name: str, devices: int, microbatches: int, slow: int = 0, times: float = 1.0
+) -> dict[str, Any]:
     """The fields of `Compiled`, of a chain of matrices and tanh under a schedule of `RULES`."""
     simulate_devices(devices)
-    schedule = RULES[name](devices, microbatches)
+    table = searched_table(name, devices, microbatches, slow, times) if name in SEARCHED else ""
+    schedule = schedule_of(name, devices, microbatches, NONE, table)
     weights = [np.ones((WIDTH, WIDTH), np.float32)] * schedule.stages
     run = Pipeline(
         lambda w, x, _: jnp.tanh(x @ w), first=lambda _, data: data,
@@ -41,8 +45,11 @@ def compiled_facts(name: str, devices: int, microbatches: int) -> dict[str, Any]
         "activation": SEQUENCES * WIDTH * 4,
         "messages": run.program.messages,
         "compiled_with": f"jax {jax.__version__}, {devices} simulated devices",
+        "table": table,
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled_facts(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    _, name, devices, microbatches, slow, times = sys.argv
+    found = compiled_facts(name, int(devices), int(microbatches), int(slow), float(times))
+    print(json.dumps(found))

@@ -21,6 +21,7 @@ from toolkit.lab.pipelines.pipeline_view import (
     MOST_MICROBATCHES,
     NONE,
     RULES,
+    SEARCHED,
     Compiled,
     PipelineView,
     pipeline_view,
@@ -125,9 +126,12 @@ class PipelinePanel(PlayedPanel):
     title = "A pipeline: who waits, for whom, and what does it hold meanwhile?"
     figure_size = (9.6, 3.9)
     has_palette = True
-    button = "Compile it, count messages"
+    button = "Search or compile it"
 
-    schedule = Choice("Schedule", "1F1B", {name: name for name in RULES})
+    schedule = Choice(
+        "Schedule", "1F1B", {name: name for name in RULES},
+        explanation="A searched one needs OR-tools, and the button",
+    )  # fmt: skip
     times = Number("Times as slow", 1.5, low=1.0, high=4.0, step=0.25)
     slow = Number(
         "Slow stage", 2, low=0, high=2 * MOST_DEVICES - 1,
@@ -156,7 +160,7 @@ class PipelinePanel(PlayedPanel):
 
     def compute(self, **state: Any) -> PipelineView:
         found = self._compiled.get(tuple(state[name] for name in _WHOSE))
-        return pipeline_view(**state, compiled=None if state["moves"] != NONE else found)
+        return pipeline_view(**state, compiled=found)
 
     def scene(self, view: PipelineView) -> Scene:
         return scene_of(view)
@@ -179,16 +183,20 @@ class PipelinePanel(PlayedPanel):
             self.player.selected = max(start for start in starts if start <= bar) + place
 
     def pieces(self) -> Iterator[Progress]:
-        """Compile the schedule, without moves, in a process of its own."""
+        """Search the order, if it is one to be searched for, and compile the schedule, without
+        moves, in a process of its own."""
         key = tuple(self.state[name] for name in _WHOSE)
-        command = [sys.executable, "-m", "toolkit.lab.pipelines.compiled_program", *map(str, key)]
+        given = *key, self.state["slow"], self.state["times"]
+        command = [sys.executable, "-m", "toolkit.lab.pipelines.compiled_program", *map(str, given)]
+        searches = "searching an order, then " * (key[0] in SEARCHED)
+        doing = f"{searches}compiling on simulated devices"
         began = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 while process.poll() is None:
                     if time.monotonic() - began > _MOST_SECONDS:
                         raise TimeoutError(f"compiling took more than {_MOST_SECONDS} s")
-                    yield 0, 1, "compiling on simulated devices"
+                    yield 0, 1, doing
                     time.sleep(_POLL_SECONDS)
             finally:
                 process.kill()

@@ -21,15 +21,17 @@ from toolkit.schedules import (
     breadth_first,
     dual_pipe_v,
     faults,
+    from_csv,
     gpipe,
     interleaved,
     one_forward_one_backward,
     simulate,
+    to_csv,
     zero_bubble_h1,
     zero_bubble_h2,
     zero_bubble_v,
 )
-from toolkit.schedules.search import shape_of
+from toolkit.schedules.search import search_schedule, shape_of
 from toolkit.schedules.search.whole import lower_bound
 
 RULES: dict[str, Callable[[int, int], Schedule]] = {
@@ -41,7 +43,11 @@ RULES: dict[str, Callable[[int, int], Schedule]] = {
     "ZB-H2": zero_bubble_h2,
     "ZB-V": zero_bubble_v,
     "DualPipe-V": dual_pipe_v,
+    # Until an order is searched for, that with which the search begins.
+    "searched, chain": zero_bubble_h1,
+    "searched, V": zero_bubble_v,
 }
+SEARCHED = tuple(name for name in RULES if name.startswith("searched"))
 KINDS = {
     "F": Kind("forward", "#a8cfe8"),
     "B": Kind("backward", "#2f7fb8"),
@@ -49,6 +55,7 @@ KINDS = {
     "W": Kind("weight gradient", "#e8c46a"),
 }
 MOST_DEVICES, MOST_MICROBATCHES = 16, 64
+SEARCH_SECONDS = 5.0  # of each integer program
 FINEST = 1000  # denominator of slowness and delay: 1.3 is thirteen tenths
 NONE = "none"
 _MOVE = re.compile(r"([FBIW])(\d+)@(\d+) to (\d+)")
@@ -82,9 +89,23 @@ def moved(schedule: Schedule, moves: str) -> Schedule:
 
 
 @functools.lru_cache(32)
-def schedule_of(name: str, devices: int, microbatches: int, moves: str) -> Schedule:
-    """The schedule of a rule in `RULES`, with what was moved by hand."""
-    return moved(RULES[name](devices, microbatches), moves)
+def schedule_of(
+    name: str, devices: int, microbatches: int, moves: str, table: str = ""
+) -> Schedule:
+    """The schedule of a rule in `RULES`, or of a table, with what was moved by hand."""
+    found = from_csv(table, name) if table else RULES[name](devices, microbatches)
+    return moved(found, moves)
+
+
+def searched_table(name: str, devices: int, microbatches: int, slow: int, times: float) -> str:
+    """The best order found on the placement of a rule, with a slow stage, as a table; no device
+    holds more activations than the rule's device 0."""
+    seed = RULES[name](devices, microbatches)
+    factor = Fraction(times).limit_denominator(FINEST)
+    factors = _factors(seed, min(slow, seed.stages - 1), factor)
+    shape = shape_of(seed, Durations(*[factor.denominator] * 3, stages=factors))
+    most = max(seed.peak_activations)
+    return to_csv(search_schedule(shape, microbatches, most, seconds=SEARCH_SECONDS).schedule())
 
 
 @functools.lru_cache(32)
@@ -113,6 +134,7 @@ class Compiled:
         activation: bytes of one activation.
         messages: those with content that the schedule needs, on all links together.
         compiled_with: versions and devices.
+        table: the order that was searched for before, if one was.
     """
 
     ticks: int
@@ -122,6 +144,7 @@ class Compiled:
     activation: int
     messages: int
     compiled_with: str
+    table: str = ""
 
     def in_words(self) -> str:
         """Two lines."""
@@ -144,6 +167,7 @@ class PipelineView(View):
         times: how many times as long its tasks take.
         device: whose memory is drawn boldly.
         compiled: what the compiler made of it, if it was asked.
+        is_seed: whether an order is still to be searched for.
     """
 
     timeline: Timeline
@@ -154,6 +178,7 @@ class PipelineView(View):
     times: float
     device: int
     compiled: Compiled | None
+    is_seed: bool = False
 
     @property
     def makespan(self) -> float:
@@ -211,8 +236,13 @@ class PipelineView(View):
             f"{self.bound:.4g}. Devices idle {self.bubble:.1%} of the time. Device 0 holds up to "
             f"{sizes[0]} activations of a stage, the last device up to {sizes[-1]}; a microbatch "
             f"makes {hops} on its way forward. Device {self.device} is drawn boldly below."
-            f"{words}".replace("\n", " ")
+            f"{self.hint}{words}".replace("\n", " ")
         )
+
+    @property
+    def hint(self) -> str:
+        """What is left to do for a searched order."""
+        return " The button searches a better order for these stages." if self.is_seed else ""
 
     def footnote(self) -> str:
         return (
@@ -234,7 +264,9 @@ def pipeline_view(
     compiled: Compiled | None = None,
 ) -> PipelineView:
     """A schedule of `RULES` in time; stages and devices are counted from 0."""
-    found = schedule_of(schedule, devices, microbatches, moves)
+    table = compiled.table if compiled else ""
+    found = schedule_of(schedule, devices, microbatches, moves, table)
+    compiled = compiled if moves == NONE else None
     slow = min(slow, found.stages - 1)
     factor, hop = (Fraction(number).limit_denominator(FINEST) for number in (times, delay))
     how = Durations(delay=hop, stages=_factors(found, slow, factor))
@@ -246,7 +278,15 @@ def pipeline_view(
     )
     bound = bound_of(schedule, devices, microbatches, slow, factor)
     return PipelineView(
-        timeline, starts, ends, float(bound), slow, times, min(device, devices - 1), compiled
+        timeline,
+        starts,
+        ends,
+        float(bound),
+        slow,
+        times,
+        min(device, devices - 1),
+        compiled,
+        is_seed=schedule in SEARCHED and not table,
     )
 
 

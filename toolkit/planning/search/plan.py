@@ -11,9 +11,13 @@ from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.models import check_model, model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
+from toolkit.planning.search.own_order import search_order
 from toolkit.planning.search.weigh import RUNNERS_UP, Search, bases_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
+
+# Fastest pipelines whose order of tasks is searched.
+SEARCHED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,7 @@ def plan(
     reserve: float = 0.1,
     constants: Constants | None = None,
     capacity: float = 1.25,
+    order_seconds: float = 0.0,
 ) -> Plan:
     """Search for the fastest way to train a model on a cluster within its memory.
 
@@ -118,6 +123,8 @@ def plan(
         constants: rates that chips and links achieve, and the imbalance of experts; None: the
             defaults.
         capacity: of the all-to-alls, as in `Strategy`.
+        order_seconds: also search orders of tasks for the fastest pipelines, with so many seconds
+            for each integer program (`search_order`; extra `search`); 0: do not.
 
     Raises:
         ValueError: when nothing fits, or no degrees divide the model and the batch; names the
@@ -133,7 +140,9 @@ def plan(
         >>> all(found.best.step_seconds <= other.step_seconds for other in found.runners_up)
         True
     """
-    return searched(model, chips, batch, sequence_length, memory, reserve, constants, capacity)
+    return searched(
+        model, chips, batch, sequence_length, memory, reserve, constants, capacity, order_seconds
+    )
 
 
 def searched(
@@ -145,6 +154,7 @@ def searched(
     reserve: float = 0.1,
     constants: Constants | None = None,
     capacity: float = 1.25,
+    order_seconds: float = 0.0,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """`plan` with a callback that reports progress after each division of the chips."""
@@ -179,7 +189,12 @@ def searched(
     if not search.best:
         assert search.smallest is not None
         raise ValueError(_nothing_fits(search.smallest, memory, reserve))
-    ranked = sorted(search.best.values(), key=lambda each: (each.step_seconds, each.memory.total))
+    by_time = lambda each: (each.step_seconds, each.memory.total)  # noqa: E731
+    ranked = sorted(search.best.values(), key=by_time)
+    if order_seconds:
+        few = [each for each in ranked if each.strategy.pipeline > 1][:SEARCHED]
+        ordered = {id(each): search_order(each, seconds=order_seconds) for each in few}
+        ranked = sorted((ordered.get(id(each), each) for each in ranked), key=by_time)
     return Plan(ranked[0], tuple(ranked[1 : RUNNERS_UP + 1]), search.considered, search.fitting)
 
 

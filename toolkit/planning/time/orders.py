@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from toolkit import schedules
 from toolkit.parallel.pipeline import program_of
-from toolkit.planning.strategy import SPLIT, Strategy
+from toolkit.planning.strategy import Strategy, listed
 from toolkit.planning.time.pipelines import stage_ends
 from toolkit.planning.time.seconds import Seconds
 from toolkit.schedules import Schedule
@@ -51,6 +51,8 @@ def schedule_of(strategy: Strategy) -> Schedule:
 
 @functools.lru_cache(maxsize=32)
 def _made(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
+    if name not in _MAKERS:
+        return listed(name)
     if 3 * devices * microbatches * chunks > MOST_TASKS:
         raise ValueError(
             f"microbatches: {microbatches:,} of schedule {name!r} on pipeline {devices} are more "
@@ -177,7 +179,7 @@ def least_through(
 ) -> float:
     """A lower bound on `step_through`: each device's work after the way to it; and, if backward
     passes are whole, before the way back to the first."""
-    count, is_split = strategy.microbatches, strategy.schedule in SPLIT
+    count, is_split = strategy.microbatches, strategy.is_split
     there = back = least = 0.0
     ways = []
     for part in busy:
