@@ -27,12 +27,15 @@ class Program:
         schedule: what it runs.
         tied: for each stage the row of weights that it uses; stages with one row share it.
         kinds: for each stage its kind: stages of one kind run the same code and store the same.
+        stores: for each kind the number of the buffers in which it stores; kinds of which one
+            stores as much as the others, and more, may share them.
         ticks: for each task its tick, from 0.
         channels: permutations (sender, receiver) of the devices, each run once per tick.
         message_slots: places for messages that wait, needed on the fullest device.
         carry_slots: places for what slices of a sequence pass on to the next, or its gradient.
-        kept_slots: for each kind, places for what a forward keeps for its backward.
-        split_slots: for each kind, places for what an input gradient keeps for the weight gradient.
+        kept_slots: for each store, places for what a forward keeps for its backward.
+        split_slots: for each store, places for what an input gradient keeps for the weight
+            gradient.
         columns: name -> array [ticks, devices], or for "arrival" [ticks, devices, channels]: the
             tables that the devices read.
 
@@ -46,6 +49,7 @@ class Program:
     schedule: Schedule
     tied: tuple[int, ...]
     kinds: tuple[int, ...]
+    stores: tuple[int, ...]
     ticks: Mapping[Task, int]
     channels: tuple[tuple[tuple[int, int], ...], ...]
     message_slots: int
@@ -108,6 +112,7 @@ def program_of(
     *,
     tied: Sequence[int] | None = None,
     kinds: Sequence[int] | None = None,
+    stores: Sequence[int] | None = None,
 ) -> Program:
     """Lay out a schedule in ticks, and give every array that waits a place to wait in.
 
@@ -121,6 +126,7 @@ def program_of(
         tied: for each stage its row of weights, counted from 0, all stages of a row on one device;
             None: a row for each stage.
         kinds: for each stage its kind, counted from 0; None: all alike.
+        stores: for each kind its store, counted from 0; None: one each.
 
     Raises:
         ValueError: the schedule cannot run, or not here; says why.
@@ -137,11 +143,16 @@ def program_of(
     stages = range(schedule.stages)
     tied = tuple(stages) if tied is None else tuple(tied)
     kinds = (0,) * schedule.stages if kinds is None else tuple(kinds)
-    for name, given in (("tied", tied), ("kinds", kinds)):
-        if len(given) != len(stages) or sorted(set(given)) != list(range(len(set(given)))):
-            raise ValueError(
-                f"{name}: got {given}, wanted for each of the {len(stages)} stages a number from 0"
-            )
+    count = max(kinds, default=0) + 1
+    stores = tuple(range(count)) if stores is None else tuple(stores)
+    for name, given, each in (
+        ("tied", tied, f"the {len(stages)} stages"),
+        ("kinds", kinds, f"the {len(stages)} stages"),
+        ("stores", stores, f"the {count} kinds"),
+    ):
+        wanted = count if name == "stores" else len(stages)
+        if len(given) != wanted or sorted(set(given)) != list(range(len(set(given)))):
+            raise ValueError(f"{name}: got {given}, wanted for each of {each} a number from 0")
     for row, stage in zip(tied, stages, strict=True):
         home = schedule.placement[tied.index(row)]
         if schedule.placement[stage] != home:
@@ -154,13 +165,14 @@ def program_of(
         raise ValueError(f"schedule: devices hold {counts} stages' weights, wanted equally many")
     ticks = _ticks(schedule)
     channels = _channels(schedule)
-    places = _Places(schedule, kinds, ticks)
-    columns = _columns(schedule, tied, kinds, ticks, channels, places)
-    count = max(kinds) + 1
+    stored = tuple(stores[kind] for kind in kinds)
+    places = _Places(schedule, stored, ticks)
+    columns = _columns(schedule, tied, kinds, stored, ticks, channels, places)
     return Program(
-        schedule, tied, kinds, ticks, channels, places.count("message"), places.count("carry"),
-        tuple(places.count(("kept", kind)) for kind in range(count)),
-        tuple(places.count(("split", kind)) for kind in range(count)),
+        schedule, tied, kinds, stores, ticks, channels, places.count("message"),
+        places.count("carry"),
+        tuple(places.count(("kept", store)) for store in range(max(stores) + 1)),
+        tuple(places.count(("split", store)) for store in range(max(stores) + 1)),
         columns,
     )  # fmt: skip
 
@@ -221,17 +233,17 @@ class _Places:
     can be written again.
     """
 
-    def __init__(self, schedule: Schedule, kinds: tuple[int, ...], ticks: Mapping[Task, int]):
+    def __init__(self, schedule: Schedule, stored: tuple[int, ...], ticks: Mapping[Task, int]):
         waits: dict[tuple[int, Any], list[tuple[int, int, Any]]] = {}
         last = schedule.stages - 1
         for i, stage in itertools.product(range(schedule.microbatches), range(schedule.stages)):
-            device, kind = schedule.placement[stage], kinds[stage]
+            device, store = schedule.placement[stage], stored[stage]
             forward, backward = Task("F", i, stage), schedule.backward(i, stage)
             # The last stage's output waits like a message until its loss is differentiated.
             gradient = forward if stage == last else schedule.backward(i, stage + 1)
             spans = [
                 ("message", gradient, backward, ("gradient", i, stage)),
-                (("kept", kind), forward, backward, (i, stage)),
+                (("kept", store), forward, backward, (i, stage)),
             ]
             if stage:
                 before = Task("F", i, stage - 1)
@@ -242,7 +254,7 @@ class _Places:
                 after = schedule.backward(i - 1, stage)
                 spans.append(("carry", backward, after, ("carried gradient", i - 1, stage)))
             if backward.kind == "I":
-                spans.append((("split", kind), backward, Task("W", i, stage), (i, stage)))
+                spans.append((("split", store), backward, Task("W", i, stage), (i, stage)))
             for buffer, start, end, name in spans:
                 waits.setdefault((device, buffer), []).append((ticks[start], ticks[end], name))
         self.slots: dict[tuple[Any, Any], int] = {}
@@ -266,6 +278,7 @@ def _columns(
     schedule: Schedule,
     tied: tuple[int, ...],
     kinds: tuple[int, ...],
+    stored: tuple[int, ...],
     ticks: Mapping[Task, int],
     channels: Iterable[tuple[tuple[int, int], ...]],
     places: _Places,
@@ -281,15 +294,15 @@ def _columns(
     rows, last = rows_of(schedule, tied), schedule.stages - 1
     for task, tick in ticks.items():
         _, i, stage = task
-        device, kind = schedule.placement[stage], kinds[stage]
+        device, kind, store = schedule.placement[stage], kinds[stage], stored[stage]
         at = (tick, device)
         columns["code"][at] = codes[task.kind, kind]
         columns["microbatch"][at], columns["stage"][at] = i, stage
         columns["row"][at] = rows[device].index(tied[stage])
         if task.kind != "W":
-            columns["kept"][at] = places[("kept", kind), (i, stage)]
+            columns["kept"][at] = places[("kept", store), (i, stage)]
         if task.kind in "IW":
-            columns["split"][at] = places[("split", kind), (i, stage)]
+            columns["split"][at] = places[("split", store), (i, stage)]
         if task.kind != "W":
             name = "carry" if task.kind == "F" else "carried gradient"
             other = i + 1 if task.kind == "F" else i - 1

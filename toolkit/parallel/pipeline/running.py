@@ -164,7 +164,7 @@ class Pipeline:
     def tasks(self, weights: Tree, shared: Tree, data: Tree) -> Tasks:
         """The tasks of each kind of stage, for the shapes that one device has of one microbatch."""
         given = self.first, self.last, weights, shared, data
-        return Tasks(self.kinds, self.rows, *given, self.carried)
+        return Tasks(self.kinds, self.program.stores, self.rows, *given, self.carried)
 
     def bytes_waiting(self, weights: Tree, shared: Tree, batch: Tree) -> int:
         """Bytes of activations for which every device has places, whatever the microbatches.
@@ -174,9 +174,8 @@ class Pipeline:
         own = jax.tree.map(self._of_one_device, batch)
         tasks, program = self.tasks(weights, shared, own), self.program
         places = [(program.message_slots, tasks.leaves), (program.carry_slots, tasks.carry)]
-        for index, cut in enumerate(tasks.cut):
-            places.append((program.kept_slots[index], list(cut.kept)))
-            places.append((program.split_slots[index], list(cut.split)))
+        places += zip(program.kept_slots, tasks.kept.leaves, strict=True)
+        places += zip(program.split_slots, tasks.split.leaves, strict=True)
         return sum(slots * a.size * a.dtype.itemsize for slots, arrays in places for a in arrays)
 
     def _of_one_device(self, leaf: Array) -> jax.ShapeDtypeStruct:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from toolkit.parallel.pipeline.partition import Partition, partition
 from toolkit.parallel.pipeline.rows import Rows
+from toolkit.parallel.pipeline.stores import Stores
 
 Tree = Any
 
@@ -56,11 +57,13 @@ class Tasks:
         shared: the arrays of the shared parameters, `shared_tree` their structure.
         used: for each kind of stage the numbers of the shared arrays that it reads.
         cut: for each kind of stage its tasks.
+        kept, split: where what waits between them is stored.
     """
 
     def __init__(
         self,
         kinds: Sequence[Kind],
+        stores: Sequence[int],
         rows: Rows,
         first: Callable[..., Any],
         last: Callable[..., Any],
@@ -91,6 +94,8 @@ class Tasks:
             used, cut = self._cut(kind, row, data)
             self.used.append(used)
             self.cut.append(cut)
+        self.kept = Stores(stores, [cut.kept for cut in self.cut])
+        self.split = Stores(stores, [cut.split for cut in self.cut])
 
     def arguments(self, kind: int, row: list[Any], data: Tree, stage: Any) -> tuple[list, list]:
         """What a task of a kind of stage gets: weights with a gradient, and the rest."""

@@ -25,7 +25,7 @@ class State(NamedTuple):
     Attributes:
         message: for each array of an activation its slots; in a tick, what is sent.
         carry: for each array that slices pass on its slots; in a tick, what is passed on.
-        kept, split: for each kind of stage its buffers; in a tick, the contents of one slot each.
+        kept, split: for each store its buffers; in a tick, the contents of one slot each.
         weights: gradients of the rows of weights; in a tick, of one row.
         shared: gradients of the shared parameters.
         loss: the sum so far.
@@ -101,8 +101,8 @@ def run_ticks(
     start = State(
         _empty(tasks.leaves, program.message_slots),
         _empty(tasks.carry, program.carry_slots),
-        [_empty(cut.kept, n) for cut, n in zip(tasks.cut, program.kept_slots, strict=True)],
-        [_empty(cut.split, n) for cut, n in zip(tasks.cut, program.split_slots, strict=True)],
+        [_empty(*each) for each in zip(tasks.kept.leaves, program.kept_slots, strict=True)],
+        [_empty(*each) for each in zip(tasks.split.leaves, program.split_slots, strict=True)],
         [jnp.zeros_like(leaf) for leaf in rows],
         [jnp.zeros_like(leaf) for leaf in tasks.shared],
         jnp.zeros((), tasks.loss.dtype),
@@ -132,13 +132,14 @@ def _forward(tasks: Tasks, kind: int, idle: State, given: _Given) -> State:
     x = lax.cond(given.is_first, begin, lambda: given.waiting)
     y, kept = tasks.cut[kind].forward(given.own, [*x, *given.carry], given.rest)
     y, carry = y[: len(tasks.leaves)], y[len(tasks.leaves) :]
-    return idle._replace(message=y, carry=carry, kept=_with(idle.kept, kind, kept))
+    return idle._replace(message=y, carry=carry, kept=tasks.kept.put(idle.kept, kind, kept))
 
 
 def _backward(tasks: Tasks, letter: str, kind: int, new: State, given: _Given) -> State:
     cut, shared, data = tasks.cut[kind], given.shared, given.data
+    kept, split = tasks.kept.get(new.kept, kind), tasks.split.get(new.split, kind)
     if letter == "W":
-        return _added(tasks, kind, new, cut.weight_gradient(given.own, given.rest, new.split[kind]))
+        return _added(tasks, kind, new, cut.weight_gradient(given.own, given.rest, split))
 
     def end() -> tuple[Array, list[Array], list[Array]]:
         x = tasks.tree.unflatten(given.waiting)
@@ -150,10 +151,10 @@ def _backward(tasks: Tasks, letter: str, kind: int, new: State, given: _Given) -
     new = new._replace(loss=loss, shared=total)
     dy = [*dy, *given.carry]
     if letter == "B":
-        dx, dw = cut.backward(given.own, given.rest, new.kept[kind], dy)
+        dx, dw = cut.backward(given.own, given.rest, kept, dy)
     else:
-        dx, dw, split = cut.input_gradient(given.own, given.rest, new.kept[kind], dy)
-        new = new._replace(split=_with(new.split, kind, split))
+        dx, dw, split = cut.input_gradient(given.own, given.rest, kept, dy)
+        new = new._replace(split=tasks.split.put(new.split, kind, split))
     new = _added(tasks, kind, new, dw)
     dx, carry = dx[: len(tasks.leaves)], dx[len(tasks.leaves) :]
 
@@ -195,10 +196,6 @@ def _added(tasks: Tasks, kind: int, state: State, gradients: Sequence[Any]) -> S
 
 def _sums(totals: list[Array], gradients: Tree) -> list[Array]:
     return [a + b for a, b in zip(totals, jax.tree.leaves(gradients), strict=True)]
-
-
-def _with(values: list[Any], at: int, value: Any) -> list[Any]:
-    return [*values[:at], value, *values[at + 1 :]]
 
 
 def _empty(shapes: Sequence[Any], slots: int) -> list[Array]:

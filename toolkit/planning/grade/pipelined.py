@@ -19,7 +19,7 @@ from toolkit.parallel.pipeline.ticks import run_ticks
 from toolkit.planning.grade.forward import after_loop, embedded, loss_after, through
 from toolkit.planning.memory.categories import layer_kinds
 from toolkit.planning.memory.kept import POLICIES
-from toolkit.planning.memory.placing import layers_by_row, stage_places
+from toolkit.planning.memory.placing import layers_by_row, stage_places, stores_of
 from toolkit.planning.time.orders import schedule_of
 
 STAGE = "stage"
@@ -59,10 +59,13 @@ def ticks_of(config, strategy) -> Program:
     """A strategy's schedule tick by tick."""
     work = work_by_stage(config, strategy)
     known, rows = list(dict.fromkeys(work)), len(work) // config.loops
+    places = [kind for kind, _ in stage_places(config, strategy)]
+    words = [tuple((*places[at], recompute) for at, recompute in each.layers) for each in known]
     return program_of(
         schedule_of(strategy),
         tied=[stage % rows for stage in range(len(work))],
         kinds=[known.index(each) for each in work],
+        stores=stores_of(words),
     )
 
 
@@ -105,7 +108,8 @@ def pipelined(config, strategy, graphs, specs):
         shared = {name: leaf for name, leaf in params.items() if name != "blocks"}
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (weights, batch))
         kinds = [Kind(function, False, 0) for function in functions.values()]
-        tasks = Tasks(kinds, Rows([like[0]]), first, last, weights, shared, like[1])
+        given = first, last, weights, shared, like[1]
+        tasks = Tasks(kinds, program.stores, Rows([like[0]]), *given)
         mine = {name: table[:, 0] for name, table in columns.items()}
         given = (weights, shared, batch)
         loss, (of_rows, of_rest) = run_ticks(program, tasks, (STAGE, ()), given, mine)

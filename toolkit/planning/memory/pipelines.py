@@ -7,7 +7,6 @@ waiting activations of every kind of stage.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning.memory.categories import (
@@ -18,9 +17,9 @@ from toolkit.planning.memory.categories import (
     layer_memory,
     memory_of,
 )
-from toolkit.planning.memory.placing import stage_places
+from toolkit.planning.memory.placing import stage_places, stores_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.orders import most_waiting, steps_of
+from toolkit.planning.time.orders import most_waiting
 
 Kinds = Sequence[tuple[str, str, str]]
 
@@ -43,17 +42,21 @@ def pipeline_memory(
         )
         for kind in set(kinds)
     }
-    # Every device has the places of every kind of stage.
+    # Every device has every store, each as large as the largest stage that uses it.
+    stores = stores_of(words)
+    largest: dict[int, Kinds] = {}
+    for store, mine in zip(stores, words, strict=True):
+        largest[store] = max(mine, largest.get(store, ()), key=len)
     waiting = sum(
-        slots * sum(each[kind][at] for kind in mine)
-        for mine, both in slots_of(strategy, words).items()
+        slots * sum(each[kind][at] for kind in largest[store])
+        for store, both in slots_of(strategy, stores).items()
         for at, slots in enumerate(both)
     )
-    rows, found = strategy.chunks // config.loops, []
+    rows, places, found = strategy.chunks // config.loops, stage_places(config, strategy), []
     for device in range(strategy.pipeline):
         held = tuple(
             kinds[next(other for other in (layer, *place) if other is not None)]
-            for _, place in stage_places(config, strategy)
+            for _, place in places
             for layer in place[device * rows : (device + 1) * rows]
         )
         kept = config.loops * sum(each[kind][0] for kind in held)
@@ -62,15 +65,15 @@ def pipeline_memory(
     return max(memories, key=lambda memory: memory.total)
 
 
-def slots_of(strategy: Strategy, kinds: Sequence[Any]) -> dict[Any, tuple[int, int]]:
-    """For each kind of stage the most microbatches that wait on a device for their backward pass,
-    and for the gradients of weights; `kinds` are those of the stages."""
+def slots_of(strategy: Strategy, stores: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """For each store the most microbatches that wait in it on a device for their backward pass, and
+    for the gradients of weights; `stores` are those of the stages."""
     if strategy.schedule not in ("1f1b", "gpipe"):
-        return most_waiting(steps_of(strategy), kinds)
-    found: dict[Any, tuple[int, int]] = {}
-    for stage, kind in enumerate(kinds):
+        return most_waiting(strategy, stores)
+    found: dict[int, tuple[int, int]] = {}
+    for stage, store in enumerate(stores):
         ahead = strategy.pipeline - stage if strategy.schedule == "1f1b" else strategy.microbatches
-        found.setdefault(kind, (min(ahead, strategy.microbatches), 0))
+        found.setdefault(store, (min(ahead, strategy.microbatches), 0))
     return found
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections import Counter
 from typing import Any
 
 import jax
@@ -98,6 +99,20 @@ def stage_places(config, strategy):
             *([layer for layer in row if kinds[layer] == kind] for row in rows)
         )
     )
+
+
+def stores_of(kinds):
+    """For each kind of stage, given by the kinds of its layers, the number of its store: stages
+    whose layers another has too store in its places."""
+    largest: list[Counter] = []
+    found = {}
+    for kind in sorted(dict.fromkeys(kinds), key=len, reverse=True):
+        mine = Counter(kind)
+        store = next((at for at, other in enumerate(largest) if mine <= other), len(largest))
+        if store == len(largest):
+            largest.append(mine)
+        found[kind] = store
+    return [found[kind] for kind in kinds]
 
 
 def _block(word, fed, config):

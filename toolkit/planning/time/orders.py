@@ -126,13 +126,19 @@ def device_ends(
     return free
 
 
-def most_waiting(steps: Sequence[Step], kinds: Sequence[Any]) -> dict[Any, tuple[int, int]]:
-    """For each kind of stage the most microbatches that wait on a device at once: from a forward to
-    its backward, and from the gradient of an input to that of the weights; `kinds` are those of the
-    stages."""
+def most_waiting(strategy: Strategy, stores: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """For each store the most microbatches that wait in it on a device at once: from a forward to
+    its backward, and from the gradient of an input to that of the weights; `stores` are those of
+    the stages."""
+    given = strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks
+    return _most_waiting(tuple(stores), *given)
+
+
+@functools.lru_cache(maxsize=256)
+def _most_waiting(kinds: tuple[int, ...], *given: Any) -> dict[int, tuple[int, int]]:
     now: Counter[Any] = Counter()
     most: Counter[Any] = Counter()
-    for device, task, stage, _, _ in steps:
+    for device, task, stage, _, _ in _steps(*given):
         for waits, start, end in ((0, "F", "BI"), (1, "I", "W")):
             now[device, kinds[stage], waits] += (task == start) - (task in end)
             here = waits, kinds[stage]
