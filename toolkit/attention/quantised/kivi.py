@@ -49,8 +49,8 @@ class KiviCache:
         group: numbers with one step and zero point.
 
     Example:
-        >>> keys = jnp.arange(64.0).reshape(1, 1, 32, 2)
-        >>> cache = KiviCache.of(keys, keys, jnp.array([20]), bits=2, group=2, recent=8)
+        >>> keys = jnp.arange(128.0).reshape(1, 1, 32, 4)
+        >>> cache = KiviCache.of(keys, keys, jnp.array([20]), bits=2, group=4, recent=8)
         >>> cache.append(keys[:, :, 20], keys[:, :, 20]).length.tolist()
         [21]
         >>> float(abs(cache.floats()[0] - keys)[:, :, :20].max())

@@ -32,7 +32,7 @@ class AdaKV:
 
     Example:
         >>> AdaKV(128, heads=4).most(4096)
-        436
+        435
     """
 
     needs_mass: ClassVar[bool] = False
