@@ -156,7 +156,11 @@ def test_an_audit_shows_each_index_at_equal_bytes(monkeypatch):
     monkeypatch.setattr(audits, "SELECTORS", {n: SELECTORS[n] for n in ("random", "quest", "hata")})
     language = LoopedLM(LoopedConfig.tiny("full", width=16, heads=2), rngs=nnx.Rngs(0))
     budget, size = 44, 8
-    rows = audits.audit(language, np.arange(75, dtype=np.int32), budget=budget, steps=4)
+    first, *_, rows = audits.audit(language, np.arange(75, dtype=np.int32), (budget, 24), steps=4)
+    assert [row.name for row in first] == ["random"]
+    assert "No row at equal bytes" in audits.verdict(first)
+    assert [row.name for row in rows if row.budget == 24] == ["random", "hata"]  # quest reads 35
+    rows = [row for row in rows if row.budget == budget]
     found = {row.name: row for row in rows}
     # Hashes of keys this small take more bytes than the keys.
     assert list(found) == ["random", "quest", "quest, equal bytes", "hata"]
@@ -168,6 +172,12 @@ def test_an_audit_shows_each_index_at_equal_bytes(monkeypatch):
     table = audits.audit_table(rows)
     assert "quest, equal bytes" in table
     assert "hata: not at equal bytes" in table
+    # Weights of a random model are flat: chance keeps as much, and the budget decides nothing.
+    assert f"Budget {budget} is void" in audits.verdict(rows)
+    better = found["quest, equal bytes"]
+    better = better._replace(quality=better.quality._replace(mass=0.99))
+    told = audits.verdict([*rows[:2], better])
+    assert "at equal bytes quest keeps the most mass, 0.990" in told
 
 
 @pytest.mark.slow
@@ -178,7 +188,7 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     language = LoopedLM(config, rngs=nnx.Rngs(0))
     text = "<needle> & hay " * 5
     tokens, pieces = audits.tokens_of(language, tmp_path, text)
-    rows = audits.audit(language, tokens, budget=28, steps=4)
+    *_, rows = audits.audit(language, tokens, (28,), steps=4)
     assert [row.name for row in rows] == ["oracle", "window"]
     assert all(row.off < 1e-4 for row in rows)
     oracle, window = rows
@@ -189,16 +199,19 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     write_page(tmp_path / "page.html", "a < b", rows, pieces)
     page = (tmp_path / "page.html").read_text()
     assert "a &lt; b" in page
-    assert "&lt;" in page.split("<h2>window")[1]
+    assert "&lt;" in page.split("<summary>window")[1]
+    assert page.index("No row at equal bytes") < page.index("<svg") < page.index("<pre>")
     with pytest.raises(ValueError, match="too short"):
-        audits.audit(language, tokens[:30], budget=28, steps=4)
+        next(audits.audit(language, tokens[:30], (28,), steps=4))
     with pytest.raises(ValueError, match="steps must be at least 1"):
-        audits.audit(language, tokens, budget=28, steps=0)
+        next(audits.audit(language, tokens, (28,), steps=0))
     with pytest.raises(ValueError, match="budget must be at least 20"):
-        audits.audit(language, tokens, budget=19, steps=4)
+        next(audits.audit(language, tokens, (19,), steps=4))
     recurrent = LoopedLM(LoopedConfig.tiny("gdn", width=16, heads=2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs softmax layers"):
-        audits.audit(recurrent, tokens, budget=28, steps=4)
+        next(audits.audit(recurrent, tokens, (28,), steps=4))
+    with pytest.raises(ValueError, match=r"budget must be 1 to 74 tokens; got \(75,\)"):
+        next(audits.audit(language, tokens, (75,), steps=4))
 
 
 def test_pieces_of_a_text_are_the_text(tmp_path):

@@ -9,7 +9,7 @@ import tyro
 def audit_sparse(
     checkpoint: Annotated[Path, tyro.conf.Positional],
     text: Path,
-    budget: int = 128,
+    budget: tuple[int, ...] = (128, 64, 256),
     tokens: int = 1024,
     steps: int = 32,
     lossless: int = 0,
@@ -21,7 +21,8 @@ def audit_sparse(
     Args:
         checkpoint: a run's folder, an exported file, or a folder with a published checkpoint.
         text: a file to read.
-        budget: tokens that a head may attend to, sinks and recent ones counted.
+        budget: tokens that a head may attend to, sinks and recent ones counted; several give
+            curves, and the first one's results come first.
         tokens: number of tokens to read, from the start of the text.
         steps: number of last tokens that are decoded sparsely.
         lossless: tokens to write after the text with sparse drafts that dense attention verifies;
@@ -29,7 +30,7 @@ def audit_sparse(
         dtype: compute type of a published checkpoint (None: float32).
         page: the page to write, with the dropped tokens shown.
     """
-    from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of
+    from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of, verdict
     from toolkit.experiments.sparse.lossless import decode_losslessly, lossless_table
     from toolkit.experiments.sparse.page import write_page
 
@@ -39,13 +40,14 @@ def audit_sparse(
         raise FileNotFoundError(f"there is no folder {page.parent} for the page")
     model = load_any(checkpoint, dtype)
     ids, pieces = tokens_of(model, checkpoint, text.read_text(encoding="utf-8", errors="replace"))
-    rows = audit(model, ids[:tokens], budget, steps)
-    print(audit_table(rows))
-    title = f"{checkpoint.name}: {budget} of {min(tokens, len(ids))} tokens"
-    write_page(page, title, rows, pieces[:tokens])
-    print(f"\nWhat was dropped, token by token: {page}")
+    title = f"{checkpoint.name}: {budget[0]} of {min(tokens, len(ids))} tokens"
+    rows = []
+    for rows in audit(model, ids[:tokens], budget, steps):
+        write_page(page, title, rows, pieces[:tokens])  # to be looked at meanwhile
+    print(f"{verdict(rows)}\n\n{audit_table(rows)}")
+    print(f"\nCurves, and what was dropped, token by token: {page}")
     if lossless:
-        drafted = decode_losslessly(model, ids[:tokens], budget, lossless)
+        drafted = decode_losslessly(model, ids[:tokens], budget[0], lossless)
         print(f"\nWithout loss, {lossless} tokens:\n{lossless_table(drafted)}")
         if any(row.same < 1 for row in drafted):
             raise RuntimeError("sparse drafts changed the text")

@@ -212,6 +212,35 @@ def test_short_prompts_grow_and_what_was_dropped_may_be_nan(name, length):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EVICTORS, "infllm"])
+@pytest.mark.parametrize("group", by_night({4, 8}, [1, 4, 8]))
+def test_two_thousand_tokens_more_read_no_more_than_the_budget(name, group):
+    """From prompts of 0, 1 and 33 tokens; what is read is a softmax, and nothing is NaN."""
+    random, prompts, grown = np.random.default_rng(36), (0, 1, 33), 2048
+    shape = (3, 2, prompts[-1] + grown, SIZE)
+    keys = jnp.asarray(random.standard_normal(shape), jnp.float32)
+    queries = jnp.repeat(keys[:, :, ::-1], group, axis=1)
+    small = {"infllm": {"sinks": 8, "block_size": 8, "kernel": 8, "stride": 4}}.get(name, {})
+    own, budget = sparse.SELECTORS[name](**({"recent": 8} | small)), sparse.FixedTokens(48)
+    cache = sparse.build(own, keys, keys, jnp.array(prompts), queries=queries)
+
+    def step(cache, _):
+        here = jnp.arange(3), slice(None), cache.length
+        cache = sparse.update(own, cache, keys[here], keys[here])
+        read = sparse.decode_step(cache, queries[here], own, budget)
+        cache = sparse.observe(own, cache, read)
+        sums = 1.0 if read.log_weights is None else jnp.exp(read.log_weights).sum(axis=-1)
+        return cache, (read.tokens, jnp.isfinite(read.out).all(), jnp.max(jnp.abs(sums - 1)))
+
+    cache, (tokens, is_finite, off) = lax.scan(step, cache, None, grown)
+    assert cache.length.tolist() == [prompt + grown for prompt in prompts]
+    wanted = np.minimum(np.array(prompts)[None] + np.arange(1, grown + 1)[:, None], 48)
+    np.testing.assert_array_equal(tokens, np.repeat(wanted[:, :, None], 2, axis=2))
+    assert is_finite.all()
+    assert (off < EXACT).all()
+
+
 def test_what_only_evicting_needs_is_refused():
     keys = jnp.ones((1, 2, 8, 4))
     with pytest.raises(ValueError, match=r"queries must be those of the prompt, by which SnapKV"):

@@ -6,6 +6,7 @@ in every full softmax layer of every loop, as in decoding.
 
 import itertools
 import math
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,9 @@ from toolkit.measure.tables import text_table
 LEAST_BEFORE = 32  # tokens that are read densely first
 ROUNDING = 1e-3  # of bytes that are equal
 EQUAL = ", equal bytes"  # after a system's name: its index is part of what the budget reads
+CONTROL, BEST = "random", "oracle"  # what any system should beat, and what none can
+FIRST = (CONTROL, BEST, "window")  # quick ones, so that there is something to see soon
+MARGIN = 0.05  # of the mass: what chance must lose at equal bytes for the text to decide anything
 
 
 class Row(NamedTuple):
@@ -52,10 +56,12 @@ class Row(NamedTuple):
         dense_loss: nats per token of dense attention.
         dense_kilobytes: kilobytes that dense attention reads per head and step.
         off: largest difference of a logit if the budget includes all tokens; 0 up to rounding.
+            Measured for the first budget.
         link_kilobytes: kilobytes over the host link per head and step, if keys and values were on
             the host without a cache; only for PQCache.
         lost: mean share of the softmax on each token the last query did not read [time].
-        budget_kilobytes: keys and values of as many tokens as the budget has.
+        budget: tokens that a head may attend to.
+        budget_kilobytes: keys and values of so many tokens.
     """
 
     name: str
@@ -64,10 +70,16 @@ class Row(NamedTuple):
     loss: float
     dense_loss: float
     dense_kilobytes: float
-    off: float
+    off: float | None
     link_kilobytes: float | None
     lost: Float[np.ndarray, "time"]
+    budget: int
     budget_kilobytes: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether tokens and index together read no more than the budget's keys and values."""
+        return self.quality.kilobytes <= (1 + ROUNDING) * self.budget_kilobytes
 
 
 def load_any(path: Path, dtype: str | None = None) -> LoopedLM:
@@ -106,9 +118,16 @@ def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "
     return np.array(encoded.ids, np.int32), [text[a:b] for a, b in itertools.pairwise(ends)]
 
 
-def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: int) -> list[Row]:
+def audit(
+    model: LoopedLM, tokens: Int[np.ndarray, "time"], budgets: tuple[int, ...], steps: int
+) -> Iterator[list[Row]]:
     """Each system on the last `steps` tokens of a text; one with an index once more, with so many
-    fewer tokens that both together read no more than the budget's keys and values."""
+    fewer tokens that both together read no more than the budget's keys and values.
+
+    Yields all rows so far after every system, the first budget first; later budgets have rows where
+    they are below the text's length and not below what a system always reads. Last comes the check
+    with room for all tokens.
+    """
     config = model.config
     if config.windows is not None or "full" not in config.layers:
         raise ValueError(
@@ -121,26 +140,28 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
         raise ValueError(
             f"a text of {len(tokens)} tokens is too short for {steps} steps after {LEAST_BEFORE}"
         )
-    if budget <= 0 or budget >= len(tokens):
-        raise ValueError(f"budget must be 1 to {len(tokens) - 1} tokens; got {budget}")
-    selectors = {name: at_small_budgets(name) for name in SELECTORS}
+    if not budgets or not 0 < budgets[0] < len(tokens):
+        raise ValueError(f"budget must be 1 to {len(tokens) - 1} tokens; got {budgets}")
+    budgets = tuple(budget for budget in budgets if budget < len(tokens))
+    order = [name for name in FIRST if name in SELECTORS]
+    order += [name for name in SELECTORS if name not in FIRST]
+    selectors = {name: at_small_budgets(name) for name in order}
     for name, selector in selectors.items():
-        if budget < selector.least:
+        if budgets[0] < selector.least:
             raise ValueError(
                 f"budget must be at least {selector.least}, sinks and recent tokens of {name} that "
-                f"are always read; got {budget}"
+                f"are always read; got {budgets[0]}"
             )
     given, start = jnp.asarray(tokens)[None], len(tokens) - steps
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
     _, _, size = model.blocks[config.layers.index("full")].mixer.sizes_of(config)
     per_token = 2 * size * config.compute_dtype.itemsize
     dense_bytes = (start + (steps + 1) / 2) * per_token
-    rows = []
-    for name, selector in tqdm(selectors.items(), desc="audit", unit="system"):
-        whole, _ = run_sparsely(model, given, selector, start, FixedTokens(len(tokens)))
-        off = float(jnp.abs(whole[0] - dense).max())
+    rows: list[Row] = []
+    cells = [(b, *pair) for b in budgets for pair in selectors.items() if pair[1].least <= b]
+    for most, name, selector in tqdm(cells, desc="audit", unit="system"):
 
-        def row(name: str, budget: int, selector: Selector = selector, off: float = off) -> Row:
+        def row(name: str, budget: int, selector: Selector = selector, most: int = most) -> Row:
             logits, seen = run_sparsely(
                 model, given, selector, start, FixedTokens(budget), tells_lost=True
             )
@@ -157,15 +178,22 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
                 step = offloaded_step(len(tokens), max(fetched, 0), link=1.0, **sizes)
                 link = (step.index_bytes + step.fetched_bytes) / 1000
             return Row(
-                name, quality, same, loss, dense_loss, dense_bytes / 1000, off, link, lost,
-                budget * per_token / 1000,
+                name, quality, same, loss, dense_loss, dense_bytes / 1000, None, link, lost,
+                most, most * per_token / 1000,
             )  # fmt: skip
 
-        rows.append(row(name, budget))
-        fewer = fewer_tokens(rows[-1].quality, budget, per_token)
-        if selector.least <= fewer < budget:
+        rows.append(row(name, most))
+        fewer = fewer_tokens(rows[-1].quality, most, per_token)
+        if selector.least <= fewer < most:
             rows.append(row(f"{name}{EQUAL}", fewer))
-    return rows
+        yield list(rows)
+    for name, selector in tqdm(selectors.items(), desc="room for all", unit="system"):
+        whole, _ = run_sparsely(model, given, selector, start, FixedTokens(len(tokens)))
+        off = float(jnp.abs(whole[0] - dense).max())
+        is_own = [row.budget == budgets[0] and row.name.removesuffix(EQUAL) == name for row in rows]
+        rows = [row._replace(off=off) if own else row
+                for row, own in zip(rows, is_own, strict=True)]  # fmt: skip
+    yield rows
 
 
 def _loss(logits, targets) -> float:
@@ -218,10 +246,10 @@ def run_sparsely(
 def audit_table(rows: list[Row]) -> str:
     """The rows as text."""
     head = ["system", "same next token", "loss", "mass kept", "5th percentile", "output error",
-            "tokens read", "kB read", "of dense", "kB over a host link",
+            "budget", "tokens read", "kB read", "of dense", "kB over a host link",
             "off with room for all"]  # fmt: skip
     all_of_it = f"{rows[0].dense_kilobytes:.1f}"
-    lines = [["dense", "100 %", f"{rows[0].dense_loss:.4f}", "1.000", "1.000", "0.000", "all",
+    lines = [["dense", "100 %", f"{rows[0].dense_loss:.4f}", "1.000", "1.000", "0.000", "", "all",
               all_of_it, "100 %", all_of_it, "0"]]  # fmt: skip
     for row in rows:
         q = row.quality
@@ -229,13 +257,31 @@ def audit_table(rows: list[Row]) -> str:
         link = "" if row.link_kilobytes is None else f"{row.link_kilobytes:.1f}"
         lines.append(
             [row.name, f"{row.same:.0%}".replace("%", " %"), f"{row.loss:.4f}", f"{q.mass:.3f}",
-             f"{q.worst_mass:.3f}", f"{q.error:.3f}", f"{q.tokens:.0f}", f"{q.kilobytes:.1f}",
-             f"{share:.0%}".replace("%", " %"), link, f"{row.off:.1e}"]
+             f"{q.worst_mass:.3f}", f"{q.error:.3f}", str(row.budget), f"{q.tokens:.0f}",
+             f"{q.kilobytes:.1f}", f"{share:.0%}".replace("%", " %"), link,
+             "" if row.off is None else f"{row.off:.1e}"]
         )  # fmt: skip
     table = text_table([head, *lines], "<" + ">" * (len(head) - 1))
-    names = {row.name for row in rows}
+    equal = {(row.name.removesuffix(EQUAL), row.budget) for row in rows if row.is_equal}
     for row in rows:
-        is_equal = row.name.endswith(EQUAL) or f"{row.name}{EQUAL}" in names
-        if not is_equal and row.quality.kilobytes > (1 + ROUNDING) * row.budget_kilobytes:
+        if (row.name.removesuffix(EQUAL), row.budget) not in equal:
             table += f"\n{row.name}: not at equal bytes, as its index leaves too few tokens"
     return table
+
+
+def verdict(rows: list[Row]) -> str:
+    """What the rows at equal bytes say, budget by budget, or that this text decides nothing."""
+    sentences = []
+    for budget in dict.fromkeys(row.budget for row in rows):
+        found = {row.name.removesuffix(EQUAL): row.quality
+                 for row in rows if row.budget == budget and row.is_equal}  # fmt: skip
+        others = {name: q.mass for name, q in found.items() if name not in (CONTROL, BEST)}
+        if CONTROL not in found or not others:
+            continue
+        best, chance = max(others, key=lambda name: others[name]), found[CONTROL].mass
+        words = f"Budget {budget}: at equal bytes {best} keeps the most mass, {others[best]:.3f}"
+        if others[best] < chance + MARGIN:
+            words = f"Budget {budget} is void: at equal bytes {best} keeps {others[best]:.3f}"
+        sentences.append(f"{words} (5th percentile {found[best].worst_mass:.3f}); {CONTROL} tokens "
+                         f"keep {chance:.3f}.")  # fmt: skip
+    return " ".join(sentences) or f"No row at equal bytes beside {CONTROL} tokens yet."

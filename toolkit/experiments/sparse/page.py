@@ -1,14 +1,18 @@
-"""The audit as a page: one table, and for each system the text with what it dropped shown."""
+"""The audit as a page: a verdict and curves of quality against bytes first, then a table, and for
+each system, folded, the text with what it dropped."""
 
+import io
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from toolkit.experiments.sparse.audit import Row, audit_table
+from toolkit.experiments.sparse.audit import CONTROL, EQUAL, Row, audit_table, verdict
+from toolkit.figures import LOOKS, new_figure
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;color:#1f2933}
 pre{overflow-x:auto;font-size:11px;background:#f5f7fa;padding:1rem}
+summary{cursor:pointer;padding:.2rem 0}svg{width:100%;height:auto}
 .text{white-space:pre-wrap;font:13px/1.6 monospace}
 .text b{font-weight:normal;border-radius:2px}"""
 _MOST = 10
@@ -18,12 +22,15 @@ def write_page(path: Path, title: str, rows: list[Row], pieces: list[str]) -> No
     """Write the page; a token is the redder the more of the last query's softmax it had."""
     parts = [
         f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
-        f"<h1>{escape(title)}</h1><pre>{escape(audit_table(rows))}</pre>",
-        "<p>kB are read per key-value head and step, those of the index included. Below, for each "
-        "system: tokens that the last query did not read, the redder the more of the softmax they "
-        "held, mean over layers and heads.</p>",
+        f"<h1>{escape(title)}</h1><p>{escape(verdict(rows))}</p>",
+        curves(rows),
+        "<p>kB are read per key-value head and step, those of the index included. Full marks read "
+        f"no more than their budget's keys and values; {CONTROL} tokens are the control.</p>",
+        f"<pre>{escape(audit_table(rows))}</pre>",
+        "<p>Below, for each system: tokens that the last query did not read, the redder the more "
+        "of the softmax they held, mean over layers and heads.</p>",
     ]
-    for row in rows:
+    for row in (row for row in rows if row.budget == rows[0].budget):
         worst = np.argsort(-row.lost)[:_MOST]
         listed = ", ".join(
             f"{escape(repr(pieces[token]))} at {token}: {row.lost[token]:.2%}"
@@ -31,11 +38,43 @@ def write_page(path: Path, title: str, rows: list[Row], pieces: list[str]) -> No
             if row.lost[token] > 0
         )
         parts += [
-            f"<h2>{escape(row.name)}: {row.lost.sum():.1%} of the softmax dropped</h2>",
-            f"<p>Most lost: {listed or 'nothing'}.</p>",
-            f"<div class=text>{''.join(_marked(row.lost, pieces))}</div>",
+            f"<details><summary>{escape(row.name)}: {row.lost.sum():.1%} of the softmax dropped"
+            f"</summary><p>Most lost: {listed or 'nothing'}.</p>",
+            f"<div class=text>{''.join(_marked(row.lost, pieces))}</div></details>",
         ]
     path.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def curves(rows: list[Row]) -> str:
+    """Mass, its 5th percentile and the output error of every system against its bytes, as SVG."""
+    figure = new_figure(11.0, 4.2)
+    shown = {
+        "mass kept": lambda quality: quality.mass,
+        "5th percentile of mass": lambda quality: quality.worst_mass,
+        "output error": lambda quality: quality.error,
+    }
+    systems = dict.fromkeys(row.name.removesuffix(EQUAL) for row in rows)
+    looks = list(LOOKS.values())
+    for axes, (title, number) in zip(figure.subplots(1, 3), shown.items(), strict=True):
+        for place, system in enumerate(systems):
+            look = looks[place % len(looks)]
+            own = [row for row in rows if row.name.removesuffix(EQUAL) == system]
+            own.sort(key=lambda row: row.quality.kilobytes)
+            equal = [row for row in own if row.is_equal]
+            # A system without a row at equal bytes has an empty mark and no line.
+            style = {"color": look.colour, "marker": look.marker}
+            for some, how in ((own, {"linestyle": "", "markerfacecolor": "white"}),
+                              (equal, {"linestyle": look.dashes, "label": system})):  # fmt: skip
+                x = [row.quality.kilobytes for row in some]
+                y = [number(row.quality) for row in some]
+                axes.plot(x, y, linewidth=2.5 if system == CONTROL else 1.2, **style, **how)
+        axes.set(title=title, xlabel="kB per key-value head and step")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=7, fontsize=8)
+    figure.subplots_adjust(left=0.05, right=0.99, bottom=0.28, top=0.9, wspace=0.18)
+    file = io.StringIO()
+    figure.savefig(file, format="svg")
+    return file.getvalue().partition("<svg")[1] + file.getvalue().partition("<svg")[2]
 
 
 def _marked(lost: np.ndarray, pieces: list[str]) -> list[str]:
