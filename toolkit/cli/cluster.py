@@ -84,8 +84,8 @@ def plan(
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
 
     Args:
-        model: the name of a model, such as llama-3-8b, lt2-hybrid-1.3b or deepseek-v3; or the
-            folder of a run, for its model.
+        model: the name of a model, such as llama-3-8b, lt2-hybrid-1.3b or deepseek-v3; the folder
+            of a run; or a config.json of Hugging Face transformers, or its folder.
         chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; several kinds, as
             h100:4+a100:8, get pipelines of unequal stages (HexiScale); "here" measures the local
             devices.

@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+from pathlib import Path
+from typing import Any
 
 from toolkit._kinds import shown
 from toolkit.looped import PRESETS, LoopedConfig
+from toolkit.looped.checkpoints.load import configuration_of
 from toolkit.looped.mixing import LAYERS
 from toolkit.planning.strategy import Strategy
 
@@ -37,6 +40,7 @@ DENSE: dict[str, LoopedConfig] = {
     "qwen-3-14b": _dense(40, 5120, 40, 8, 17_408, 151_936, head_size=128),
     "qwen-3-32b": _dense(64, 5120, 64, 8, 25_600, 151_936, head_size=128),
     "llama-3-70b": _dense(80, 8192, 64, 8, 28_672, 128_256),
+    "llama-3.1-405b": _dense(126, 16_384, 128, 8, 53_248, 128_256),
 }
 MODELS: dict[str, LoopedConfig] = DENSE | PRESETS
 
@@ -46,16 +50,28 @@ NOT_MODELLED = {
 """Layers of which nothing here knows the memory or the time."""
 
 
-def model_of(model: LoopedConfig | str) -> LoopedConfig:
-    """A configuration, given directly or by name."""
+def model_of(model: Any) -> LoopedConfig:
+    """A configuration, given directly or by name; or as the path of a config.json or its folder, or
+    as the configuration of a model of Hugging Face transformers, or such a model."""
     if isinstance(model, LoopedConfig):
         config = model
-    elif isinstance(model, str):
-        if model not in MODELS:
-            raise ValueError(f"model {model!r} is not known; known: {', '.join(MODELS)}")
-        config = MODELS[model]
+    elif isinstance(model, str | Path):
+        if str(model) in MODELS:
+            config = MODELS[str(model)]
+        elif Path(model).exists():
+            config = dataclasses.replace(configuration_of(model), dtype="bfloat16")
+        else:
+            raise ValueError(
+                f"model {str(model)!r} is no file or folder, and no name that is known: "
+                f"{', '.join(MODELS)}"
+            )
+    elif hasattr(own := getattr(model, "config", model), "to_dict"):
+        config = dataclasses.replace(configuration_of(own.to_dict()), dtype="bfloat16")
     else:
-        raise TypeError(f"model must be a LoopedConfig or a name; got {type(model).__name__}.")
+        raise TypeError(
+            "model must be a LoopedConfig, a name, a path or a configuration of transformers; got "
+            f"{type(model).__name__}."
+        )
     if set(config.feed_forward_words) - {"swiglu", "moe"}:
         raise ValueError(
             f"model: feed_forwards={config.feed_forwards!r} is not modelled; want 'swiglu', 'moe'"

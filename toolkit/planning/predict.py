@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from functools import cached_property
+from typing import Any
 
 from toolkit._checks import checked
 from toolkit.looped import LoopedConfig, active_parameter_count, parameter_count
@@ -256,7 +257,7 @@ class Prediction:
 
 @checked
 def predict(
-    model: LoopedConfig | str,
+    model: Any,
     chips: str | Cluster,
     strategy: Strategy,
     *,
@@ -274,7 +275,8 @@ def predict(
                  + tensor communication + update + pipeline bubble
 
     Args:
-        model: a configuration, or the name of one (`MODELS`).
+        model: a configuration, or the name of one (`MODELS`); the path of a config.json or its
+            folder; or a model or configuration of Hugging Face transformers.
         chips: kind and number, such as "h100:64" or "v5e:4x4".
         strategy: how the step is sharded; the product of its degrees is the number of chips.
         batch: global batch size in sequences.

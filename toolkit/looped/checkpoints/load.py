@@ -81,11 +81,7 @@ def load_checkpoint(
     tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
     settings = _settings(source)
     style = style or settings.get("model_type")
-    if (why := NOT_READ.get(str(style))) is not None:
-        raise ValueError(f"models of style {style!r} are not read: {why}.")
-    if style not in list(FAMILIES):
-        raise ValueError(f"style must be one of {', '.join(map(repr, FAMILIES))}; got {style!r}.")
-    family = FAMILIES[style]
+    family = _family(style)
     check_format(tensors, settings)
     experts = [name for name in tensors if ".experts." in name or name.endswith(".mlp.gate.weight")]
     if experts and family.router is None:
@@ -116,6 +112,29 @@ def load_checkpoint(
             if head is not None and found and "tied_embedding" not in fields:
                 _check_copy(name, head, found[0][0], tensors[found[0][0]])
     return _filled(config, parts(family, config, prefix, tensors), tensors, style)
+
+
+def configuration_of(source: str | Path | Mapping[str, Any]) -> LoopedConfig:
+    """The configuration that a config.json describes, given as a file, its folder or its settings;
+    no weights are read."""
+    given = _of_language(dict(source), "settings") if isinstance(source, Mapping) else None
+    settings = _settings(source) if given is None else given
+    if not settings:
+        raise ValueError(f"{source}: there is no config.json")
+    values = fields_of(_family(settings.get("model_type")), settings)
+    try:
+        return LoopedConfig(**values)
+    except ValueError as error:
+        name = "settings" if given is not None else source
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _family(style: Any) -> Any:
+    if (why := NOT_READ.get(str(style))) is not None:
+        raise ValueError(f"models of style {style!r} are not read: {why}.")
+    if style not in list(FAMILIES):
+        raise ValueError(f"style must be one of {', '.join(map(repr, FAMILIES))}; got {style!r}.")
+    return FAMILIES[style]
 
 
 def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedLM:
@@ -169,10 +188,14 @@ def _settings(source) -> dict[str, Any]:
         return {}
     path = Path(source)
     file = (path if path.is_dir() else path.parent) / "config.json"
-    settings = read_json(file) if file.exists() else {}
+    return _of_language(read_json(file) if file.exists() else {}, str(file))
+
+
+def _of_language(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings of the part that models language."""
     inner = settings.get("text_config", {})
     if not isinstance(inner, dict):
-        raise ValueError(f"{file}: text_config must be an object; got {shown(inner)}.")
+        raise ValueError(f"{name}: text_config must be an object; got {shown(inner)}.")
     if not inner:
         return settings
     shared = ("model_type", "tie_word_embeddings", "quantization_config")

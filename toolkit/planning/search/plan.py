@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 from toolkit._checks import checked
-from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
@@ -90,7 +90,7 @@ def why(other: Prediction, best: Prediction) -> str:
 
 @checked
 def plan(
-    model: LoopedConfig | str,
+    model: Any,
     chips: str | Cluster,
     *,
     batch: int,
@@ -114,7 +114,8 @@ def plan(
     sent to them by all-to-alls or gathered.
 
     Args:
-        model: a configuration, or the name of one (`MODELS`).
+        model: a configuration, or the name of one (`MODELS`); the path of a config.json or its
+            folder; or a model or configuration of Hugging Face transformers.
         chips: kind and number, such as "h100:64" or "v5e:4x4".
         batch: global batch size in sequences.
         sequence_length: tokens per sequence.
@@ -146,7 +147,7 @@ def plan(
 
 
 def searched(
-    model: LoopedConfig | str,
+    model: Any,
     chips: str | Cluster,
     batch: int,
     sequence_length: int,

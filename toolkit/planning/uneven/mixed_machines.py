@@ -13,11 +13,10 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toolkit._checks import checked
 from toolkit._kinds import shown
-from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import cluster
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
 from toolkit.planning.models import model_of
@@ -187,7 +186,7 @@ def plan_mixed(
 
 @checked
 def plan_mixed_cluster(
-    model: LoopedConfig | str, chips: str, *, batch: int, sequence_length: int = 2048
+    model: Any, chips: str, *, batch: int, sequence_length: int = 2048
 ) -> MixedPlan:
     """The same for a model on a cluster of several kinds of chips.
 

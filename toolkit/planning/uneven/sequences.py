@@ -6,7 +6,7 @@ memory here.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toolkit._checks import checked
 from toolkit.looped import LoopedConfig, parameter_count
@@ -61,7 +61,7 @@ class SequencePlan(NamedTuple):
 
 @checked
 def plan_sequences(
-    model: LoopedConfig | str,
+    model: Any,
     chips: str | Cluster,
     lengths: Sequence[int],
     *,
