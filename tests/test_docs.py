@@ -24,6 +24,7 @@ MOST_LINES = 400
 ROOMS = [
     "attention.latent",
     "attention.sparse",
+    "language.evaluation",
     "parallel.collectives",
     "parallel.experts",
     "parallel.gradients",
@@ -179,7 +180,7 @@ def test_plumbing_has_a_line_or_two_of_doc(path):
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
         and node.name not in public_names
-        and not path.name.startswith("cli")  # describes arguments to users
+        and path.parent.name != "cli"  # describes arguments to users
         and TEMPLATE.search(ast.get_docstring(node) or "")
     ]
     assert not templates, f"{', '.join(templates)}: exported by no room, so a line of doc will do"

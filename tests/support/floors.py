@@ -14,7 +14,7 @@ FLOORS = {
     "testing": {"attention", "looped"},
     "eject": {"attention"},
     "conversion": {"looped", "training"},
-    "language": {"experts", "looped", "measure", "parallel", "schedules", "training"},
+    "language": {"attention", "experts", "looped", "measure", "parallel", "schedules", "training"},
     "planning": {"attention", "experts", "looped", "measure", "parallel", "schedules", "training"},
     "serving": {"language", "looped", "measure", "parallel", "planning", "schedules", "training"},
 }

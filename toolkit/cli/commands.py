@@ -16,7 +16,7 @@ from toolkit._same_name import hidden, hiding
 from toolkit.cli.cluster import explain, launch, plan
 from toolkit.cli.collectives import plan_collective
 from toolkit.cli.language import enable_compilation_cache as _enable_compilation_cache
-from toolkit.cli.language import export, generate, serve
+from toolkit.cli.language import evaluate, export, generate, serve
 from toolkit.cli.results import bench, eject, experiment
 from toolkit.cli.site import export_site
 from toolkit.cli.sparse import audit_sparse
@@ -95,6 +95,7 @@ _FUNCTIONS = (
     launch,
     generate,
     serve,
+    evaluate,
     export,
     plan,
     plan_collective,

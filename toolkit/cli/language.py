@@ -1,10 +1,10 @@
-"""The commands `toolkit generate`, `toolkit serve` and `toolkit export`."""
+"""The commands `toolkit generate`, `serve`, `evaluate` and `export`."""
 
 import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -17,6 +17,25 @@ def import_modules(names: tuple[str, ...]) -> None:
         sys.path.insert(0, os.getcwd())
     for name in names:
         importlib.import_module(name)
+
+
+def _opened(directory: Path, tokenizer: Path | None) -> tuple[Any, Any, Any, Path]:
+    """The model of a folder, file or name, its tokenizer (the given one, or the one stored with
+    it), its special tokens, and where it lies."""
+    from toolkit.language import (
+        find_special_tokens,
+        find_tokenizer,
+        load_language_model,
+        load_tokenizer,
+    )
+    from toolkit.language.load import is_published
+    from toolkit.looped import checkpoint_folder
+
+    if is_published(directory):
+        directory = checkpoint_folder(directory)
+    model = load_language_model(directory)
+    words = find_tokenizer(directory) if tokenizer is None else load_tokenizer(tokenizer)
+    return model, words, find_special_tokens(directory), directory
 
 
 def generate(
@@ -49,19 +68,9 @@ def generate(
         imports: a module of your own that registers the model's mixers (repeatable).
     """
     import_modules(imports)
-    from toolkit.language import (
-        find_special_tokens,
-        find_tokenizer,
-        load_language_model,
-        load_tokenizer,
-        stream_text,
-    )
-    from toolkit.language.load import is_published
-    from toolkit.looped import checkpoint_folder
+    from toolkit.language import stream_text
 
-    if is_published(directory):
-        directory = checkpoint_folder(directory)
-    model = load_language_model(directory)
+    model, words, special, _ = _opened(directory, tokenizer)
     pieces = stream_text(
         model,
         prompt,
@@ -72,8 +81,8 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
-        tokenizer=find_tokenizer(directory) if tokenizer is None else load_tokenizer(tokenizer),
-        special=find_special_tokens(directory),
+        tokenizer=words,
+        special=special,
     )
     print(prompt, end="", flush=True)
     for piece in pieces:
@@ -124,32 +133,73 @@ def serve(
         from toolkit.serving.endpoint.server import run
     except ImportError as error:
         raise ImportError(f"{error.name} is missing: pip install 'mlsys-toolkit[serve]'") from None
-    from toolkit.language import (
-        find_special_tokens,
-        find_tokenizer,
-        load_language_model,
-        load_tokenizer,
-    )
-    from toolkit.language.load import is_published
     from toolkit.language.tokens import check_vocabulary
-    from toolkit.looped import checkpoint_folder
     from toolkit.serving import Engine
     from toolkit.serving.endpoint.text import Words, find_template
 
     name = name or directory.stem
-    if is_published(directory):
-        directory = checkpoint_folder(directory)
-    model = load_language_model(directory)
-    words_of = find_tokenizer(directory) if tokenizer is None else load_tokenizer(tokenizer)
+    model, words_of, special, directory = _opened(directory, tokenizer)
     check_vocabulary(words_of, model.config.vocabulary)
     engine = Engine(
         model, slots=slots, capacity=capacity, page=page, pages=pages, sparse=sparse, exit=exit
     )
-    words = Words(words_of, find_special_tokens(directory), *find_template(directory))
+    words = Words(words_of, special, *find_template(directory))
     run(
         engine, words, name=name, host=host, port=port, longest_queue=queue,
         most_bytes=body_bytes, grace_seconds=grace,
     )  # fmt: skip
+
+
+def evaluate(
+    directory: Annotated[Path, tyro.conf.Positional],
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = ("needle", "recall", "associative"),
+    rows: int = 100,
+    size: int = 16,
+    seed: int = 0,
+    batch: int = 8,
+    window: int = 2048,
+    results: Path | None = None,
+    tokenizer: Path | None = None,
+    imports: OwnModules = (),
+) -> None:
+    """Score a model on tasks, without a network, by the metrics of lm-evaluation-harness.
+
+    Args:
+        directory: what `toolkit generate` reads.
+        tasks: files of rows (JSONL, see `toolkit.language.evaluation.read_task`), or tasks that are
+            drawn here: needle, recall, associative.
+        rows: rows of each task that is drawn.
+        size: sentences, pairs or words of a row that is drawn.
+        seed: of what is drawn.
+        batch: texts computed together.
+        window: most tokens that are predicted together; contexts lose their beginning.
+        results: a folder to keep what was computed, so that the same command goes on after a stop.
+        tokenizer: the model's tokenizer.json; by default the one stored with it.
+        imports: a module of your own that registers the model's mixers (repeatable).
+    """
+    import_modules(imports)
+    from toolkit.language import evaluation
+    from toolkit.language.evaluation.rows import DRAWN
+
+    asked = {
+        task: [*evaluation.drawn_rows(task, size, rows, seed)]
+        if task in DRAWN
+        else evaluation.read_task(Path(task))
+        for task in tasks
+    }
+    model, words, special, _ = _opened(directory, tokenizer)
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+    print(f"{'task':<24} {'rows':>6}  {'metric':<16} {'measured here':>13}  standard error")
+    for task, rows_of_task in asked.items():
+        name = Path(task).stem if task not in DRAWN else f"{task}-{size}-{rows}-{seed}"
+        found = evaluation.evaluate(
+            model, rows_of_task, tokenizer=words, special=special, batch=batch, window=window,
+            results=None if results is None else results / f"{name}.jsonl", show_progress=True,
+        )  # fmt: skip
+        for metric, value in found.metrics.items():
+            error = f"{found.errors[metric]:.4f}" if metric in found.errors else ""
+            print(f"{name:<24} {found.rows:>6}  {metric:<16} {value:>13.4f}  {error}".rstrip())
 
 
 def export(
