@@ -23,6 +23,7 @@ MOST_LINES = 400
 # Rooms within rooms have public names of their own: `toolkit.attention.latent.mla`.
 ROOMS = [
     "attention.latent",
+    "attention.quantised",
     "attention.sparse",
     "language.evaluation",
     "parallel.collectives",

@@ -17,6 +17,7 @@ Experts (`mixture.py`)
     shared_expert          the expert that every token passes, and its gate
     silu_gate, clamped_gate, clamped_silu_gate, squared_relu
                               activations, by name in ACTIVATIONS
+    WITHOUT_GATE           the activations of experts that have no gate
     products.py, blocks.py    the forms that `implementation` names
     best_known.py          the form for each platform, with the evidence
 

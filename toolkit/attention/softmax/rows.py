@@ -94,8 +94,8 @@ def in_stages(run: Callable[..., Array], chunks: Any, *, rows: int, keys: int) -
     Four groups compute 5/8 of the products of queries and keys, of which 1/2 are needed; one loop
     over all chunks would compute all. Each group is compiled by itself, so it has to be long.
 
-    `run` is called with the chunks of a group, arrays [chunks, ...], and the number of keys that they
-    may see; a chunk has `rows` queries, the first of which stands at the first of `keys` keys.
+    `run` is called with the chunks of a group, arrays [chunks, ...], and the number of keys that
+    they may see; a chunk has `rows` queries, the first of which stands at the first of `keys` keys.
     """
     count = len(jax.tree.leaves(chunks)[0])
     stages = min(MOST_STAGES, max(1, count // CHUNKS_PER_STAGE))

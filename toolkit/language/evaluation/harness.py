@@ -30,6 +30,9 @@ def harness_model(
         batch: sequences computed together.
         window: most tokens that are read or predicted together; contexts lose their beginning.
 
+    Returns:
+        An instance of a subclass of `LM`; it decodes greedily and refuses to sample.
+
     Raises:
         ImportError: lm-evaluation-harness is not installed.
 

@@ -172,8 +172,29 @@ DRAWN: dict[str, Callable[[random.Random, int], Choice]] = {
 
 
 def drawn_rows(name: str, size: int, rows: int, seed: int = 0) -> Iterator[Choice]:
-    """Rows of a task of `DRAWN`, the same for the same seed."""
+    """Rows of a task that needs no file, the same for the same seed.
+
+    Args:
+        name: "needle" (a number in sentences that say nothing of it), "recall" (one of many pairs)
+            or "associative" (what followed a word before).
+        size: sentences, pairs or words of a row, at least 4.
+        rows: how many.
+        seed: of the drawing.
+
+    Returns:
+        Choices among four answers.
+
+    Raises:
+        ValueError: a size that the task cannot have.
+
+    Example:
+        >>> [row] = drawn_rows("recall", 4, rows=1)
+        >>> len(row.choices)
+        4
+    """
     least = 4
+    if name not in DRAWN:
+        raise ValueError(f"name: got {name!r}, wanted one of {', '.join(DRAWN)}")
     if size < least or (name == "recall" and size > 90):
         most = " to 90" if name == "recall" else " or more"
         raise ValueError(f"size: got {size} for {name}, wanted {least}{most}")

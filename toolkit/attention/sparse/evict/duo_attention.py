@@ -33,6 +33,9 @@ def head_gates(
         streamed: those of attention to sinks and recent tokens, of the same shape.
         penalty: of a gate, in the unit of squared outputs.
 
+    Returns:
+        The gates [heads].
+
     Example:
         >>> head_gates(jnp.ones((1, 2, 4)), jnp.stack([jnp.ones((1, 4)), jnp.zeros((1, 4))], 1))
         Array([0.   , 0.975], dtype=float32)
@@ -55,6 +58,9 @@ def split_heads(
         streaming_share: share of all heads of the model that stream.
         streaming_tokens: sinks and recent tokens that these read.
         capacity: of the cache, which the others read.
+
+    Returns:
+        A budget per layer.
 
     Example:
         >>> split_heads(np.array([[0.1, 0.9]]), 0.5, streaming_tokens=64, capacity=4096)
