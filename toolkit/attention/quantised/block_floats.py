@@ -80,6 +80,9 @@ def from_block_floats(
         exponents: likewise [..., size / block]; 127 stands for a block with NaN.
         bits: as there.
 
+    Returns:
+        Numbers [..., size].
+
     Example:
         >>> from_block_floats(*block_floats(jnp.array([1.0, 0.3]), block=2)).tolist()
         [1.0, 0.25]

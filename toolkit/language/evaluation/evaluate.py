@@ -85,7 +85,8 @@ def evaluate(
         (lm-evaluation-harness), whose definitions of metrics these are.
 
     Example:
-        >>> from toolkit.looped import LoopedConfig
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
         >>> model = LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0))
         >>> found = evaluate(model, [Continuation("The sky is", " blue")])
         >>> sorted(found.metrics)

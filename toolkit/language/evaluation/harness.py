@@ -40,6 +40,9 @@ def harness_model(
         what its three methods return.
 
     Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> model = LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0))
         >>> harness_model(model)
         Traceback (most recent call last):
         ImportError: lm_eval is missing: pip install lm-eval

@@ -44,6 +44,7 @@ class Words:
         vocabulary: of the model.
 
     Example:
+        >>> from toolkit.language import SpecialTokens
         >>> Words(None, SpecialTokens(), 256).pair("a ", "b")
         ([97], [32, 98])
     """
@@ -105,7 +106,8 @@ def log_likelihoods(
         lengths; one program per bucket. The logits of one sequence at a time are in memory.
 
     Example:
-        >>> from toolkit.looped import LoopedConfig
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
         >>> model = LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0))
         >>> [(number, found)] = log_likelihoods(model, [([1, 2], [3])])
         >>> number, found.log < 0

@@ -81,6 +81,7 @@ def read_task(path: Path) -> list[Row]:
         ValueError: a line cannot be understood, or the file has none.
 
     Example:
+        >>> from pathlib import Path
         >>> _ = Path("sky.jsonl").write_text('{"text": "The sky is blue."}')
         >>> read_task(Path("sky.jsonl"))
         [Document(text='The sky is blue.')]
