@@ -164,6 +164,21 @@ def test_tensor_parallel_exchanges_send_local_shards_only():
     assert halves[0] == halves[1] / 2
 
 
+def test_what_is_whole_on_another_axis_stays_the_same_along_it():
+    """Rounding is drawn per replica, and alike on the devices that share one."""
+    mesh = make_mesh({"data": 4, "model": 2})
+    found = layout(params(), mesh, "data+tensor", loss_fn=loss, batch=batch())
+    found = found.replace("down", jax.P(), "whole, beside one that is cut")
+    recipe = dataclasses.replace(RECIPE, exchange="int4:scatter_gather:error_feedback")
+    state, step = prepare(loss, found.apply(params()), recipe, layout=found)
+    for _ in range(2):
+        state, _ = step(state, found.apply_batch(batch()))
+    for leaf in (state.params["down"], state.params["bias"]):
+        first, *others = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+
+
 def run(directory, total, plan_layout, **changes):
     recipe = dataclasses.replace(
         RECIPE, exchange="int4=64:scatter_gather:error_feedback", **changes

@@ -10,13 +10,36 @@ An exchange is a compressor, a pattern and a feedback, each a row of a table; ad
 * `FEEDBACKS`, `Feedback`: what a sender remembers of what it did not send
 * `ExchangePlan`: an exchange on a layout: buffers, bytes, state; `mean` runs it
 * `ExchangeState`: what is remembered between steps
+* `low_rank_mean`, `LowRankState`: PowerSGD, matrix by matrix
+* `exchange_rows`: rows of embeddings, pushed to owners and pulled (Zen)
+* `RowOwners`, `RowReport`, `row_capacity`: who adds which row; what did not fit; what to allow
+* `row_bytes`, `dense_crossover`: bytes of the ways to add sparse rows; when dense sends less
+* `local_steps`, `LocalSteps`, `LocalState`: islands that agree every H steps (DiLoCo, streaming)
+* `zeroth_order_step`: training without gradients, one number per replica and step
+* `repetition_code`, `cyclic_code`, `decoding_weights`, `coded_load`: gradients despite stragglers
 """
 
+from toolkit.parallel.gradients.coding import (
+    coded_load,
+    cyclic_code,
+    decoding_weights,
+    repetition_code,
+)
 from toolkit.parallel.gradients.compressors import COMPRESSORS, Compressor, contracted
 from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.feedback import FEEDBACKS, Feedback
+from toolkit.parallel.gradients.local_steps import LocalState, LocalSteps, local_steps
+from toolkit.parallel.gradients.low_rank import LowRankState, low_rank_mean
 from toolkit.parallel.gradients.patterns import PATTERNS, Pattern
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
+from toolkit.parallel.gradients.row_bytes import dense_crossover, row_bytes
+from toolkit.parallel.gradients.sparse_rows import (
+    RowOwners,
+    RowReport,
+    exchange_rows,
+    row_capacity,
+)
+from toolkit.parallel.gradients.zeroth_order import zeroth_order_step
 
 __all__ = [
     "COMPRESSORS",
@@ -27,6 +50,22 @@ __all__ = [
     "ExchangePlan",
     "ExchangeState",
     "Feedback",
+    "LocalState",
+    "LocalSteps",
+    "LowRankState",
     "Pattern",
+    "RowOwners",
+    "RowReport",
+    "coded_load",
     "contracted",
+    "cyclic_code",
+    "decoding_weights",
+    "dense_crossover",
+    "exchange_rows",
+    "local_steps",
+    "low_rank_mean",
+    "repetition_code",
+    "row_bytes",
+    "row_capacity",
+    "zeroth_order_step",
 ]

@@ -15,7 +15,8 @@ class Leaf(NamedTuple):
     """A tensor's way: its place in the tree, what a device has of it, and what it shall have.
 
     `axes` are those over which it is to be summed, outermost first; `cuts` the axes by dimension
-    along which the sum is to be cut, none or all of `axes`.
+    along which the sum is to be cut, none or all of `axes`; `others` are the axes that cut it and
+    not the batch, along which it is exchanged in parts.
     """
 
     index: int
@@ -23,6 +24,7 @@ class Leaf(NamedTuple):
     dtype: Any
     axes: tuple[str, ...]
     cuts: tuple[tuple[int, tuple[str, ...]], ...]
+    others: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

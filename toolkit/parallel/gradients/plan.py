@@ -127,11 +127,12 @@ class ExchangePlan:
         found: dict[Any, list[Leaf]] = {}
         for leaf in leaves:
             if self._devices(leaf.axes) > 1:
-                key = leaf.axes, bool(leaf.cuts), dtype_of(leaf)
+                # What is whole along another axis is encoded alike along it, and so by itself.
+                key = leaf.axes, bool(leaf.cuts), dtype_of(leaf), leaf.others
                 found.setdefault(key, []).append(leaf)
         return tuple(
             Group(tuple(those), self.along(axes), is_cut, dtype)
-            for (axes, is_cut, dtype), those in found.items()
+            for (axes, is_cut, dtype, _), those in found.items()
         )
 
     def along(self, axes: tuple[str, ...]) -> Along:
@@ -170,7 +171,9 @@ class ExchangePlan:
         shape = list(row.shape)
         for dimension, axes in enumerate(axes_of(row.spec)):
             shape[dimension] //= self._devices([a for a in axes if a in self.others or a in summed])
-        return Leaf(index, tuple(shape), row.dtype, left, cuts)
+        cut = {axis for axes in axes_of(row.spec) for axis in axes}
+        others = tuple(axis for axis in self.others if axis in cut)
+        return Leaf(index, tuple(shape), row.dtype, left, cuts, others)
 
     @property
     def bytes_sent(self) -> float:
@@ -283,7 +286,7 @@ class ExchangePlan:
     ) -> tuple[Array, tuple]:
         """The mean of a buffer: [parts, length] or this device's row [length], and memories."""
         how, feedback = self.exchange.how, self.exchange.memory
-        device = jax.lax.axis_index(self.layout.mesh.axis_names)
+        device = jax.lax.axis_index((*self.axes, *group.leaves[0].others))
         messages = Messages(self.exchange.of_gradients, feedback, key, device, memories)
         if group.is_cut and how.scatter is not None:
             return how.scatter(rows, group.along, messages), tuple(messages.kept)

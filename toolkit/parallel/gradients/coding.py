@@ -1,0 +1,173 @@
+"""Gradient coding: the sum of all parts from any n - s of n workers (numpy, on the host).
+
+Worker i computes the parts with a coefficient in row i of B [n, n] and sends B_i . G; weights a of
+those that answered with a^T B = 1^T give the sum. In one program of SPMD a slow device delays every
+collective, so that this is for jobs of separate processes, and no training path here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from toolkit._checks import checked
+
+
+def _check(workers: int, stragglers: int) -> None:
+    if not 0 <= stragglers < workers:
+        raise ValueError(f"stragglers: got {stragglers}, wanted 0 to {workers - 1}")
+
+
+@checked
+def repetition_code(workers: int, stragglers: int) -> np.ndarray:
+    """Fractional repetition: groups of s + 1 workers compute the same s + 1 parts.
+
+    What is recovered is the sum to the bit, as every weight is 0 or 1.
+
+    Args:
+        workers: number n.
+        stragglers: number s that may be missing; s + 1 divides n.
+
+    Returns:
+        B [n, n].
+
+    Cost: Each worker computes s + 1 of n parts.
+
+    Source: Tandon et al., "Gradient coding", 2017, section 4.
+
+    Example:
+        >>> repetition_code(4, 1).tolist()[0]
+        [1.0, 1.0, 0.0, 0.0]
+    """
+    _check(workers, stragglers)
+    if workers % (stragglers + 1):
+        raise ValueError(
+            f"stragglers: got {stragglers}, wanted s + 1 to divide {workers} workers; "
+            "`cyclic_code` takes any"
+        )
+    return np.kron(np.eye(workers // (stragglers + 1)), np.ones((stragglers + 1,) * 2))
+
+
+@checked
+def cyclic_code(
+    workers: int, stragglers: int, *, seed: int = 0, condition: float = 1e3
+) -> np.ndarray:
+    """Cyclic repetition: worker i computes the parts i to i + s, for any s < n.
+
+    Rows lie in the null space of a random H [s, n] with H 1 = 0. Weights may be large, so that
+    float32 gradients lose digits: a code with weights above `condition` is refused.
+
+    Args:
+        workers: number n.
+        stragglers: number s that may be missing.
+        seed: of H.
+        condition: the largest weight that decoding may need, over neighbouring stragglers.
+
+    Returns:
+        B [n, n].
+
+    Source: Tandon et al., "Gradient coding", 2017, section 5.
+
+    Example:
+        >>> code = cyclic_code(7, 2)
+        >>> bool(abs(decoding_weights(code, [0, 1, 2, 4, 6]) @ code - 1).max() < 1e-9)
+        True
+    """
+    _check(workers, stragglers)
+    if not stragglers:
+        return np.eye(workers)
+    h = np.random.default_rng(seed).normal(size=(stragglers, workers))
+    h[:, -1] = -h[:, :-1].sum(axis=1)
+    code = np.zeros((workers, workers))
+    for worker in range(workers):
+        parts = (worker + np.arange(stragglers + 1)) % workers
+        code[worker, parts[0]] = 1
+        code[worker, parts[1:]] = -np.linalg.solve(h[:, parts[1:]], h[:, parts[0]])
+    worst = max(
+        abs(
+            decoding_weights(code, [w for w in range(workers) if (w - at) % workers >= stragglers])
+        ).max()
+        for at in range(workers)
+    )
+    if worst > condition:
+        raise ValueError(
+            f"condition: got {condition:g}, and this code decodes with weights up to {worst:.2g}; "
+            "wanted another seed, or `repetition_code`"
+        )
+    return code
+
+
+@checked
+def decoding_weights(code: np.ndarray, answered: Sequence[int]) -> np.ndarray:
+    """The weights a [n], zero for who did not answer, with a^T B = 1^T.
+
+    Args:
+        code: B [n, n].
+        answered: the workers that answered.
+
+    Returns:
+        a [n].
+
+    Example:
+        >>> decoding_weights(repetition_code(4, 1), [1, 2, 3]).tolist()
+        [0.0, 1.0, 1.0, 0.0]
+    """
+    weights, alive = np.zeros(len(code)), list(answered)
+    is_repetition = bool(np.isin(code, (0, 1)).all())
+    if is_repetition:  # the first of each group, so that nothing is rounded
+        covered = np.zeros(len(code), bool)
+        for worker in alive:
+            if not (covered & (code[worker] > 0)).any():
+                weights[worker], covered = 1, covered | (code[worker] > 0)
+    else:
+        weights[alive] = np.linalg.lstsq(code[alive].T, np.ones(len(code)), rcond=None)[0]
+    if np.abs(weights @ code - 1).max() > 1e-6:
+        raise ValueError(
+            f"answered: got {len(alive)} of {len(code)} workers, whose parts do not make the sum; "
+            "more are missing than the code allows"
+        )
+    return weights
+
+
+@checked
+def coded_load(
+    workers: int,
+    *,
+    stragglers: int | None = None,
+    burst: int = 1,
+    window: int = 1,
+    tolerated: int = 0,
+    is_multiplexed: bool = False,
+) -> float:
+    """The share of all parts that a worker computes per round (modelled).
+
+        within a round                   (s + 1) / n
+        repeated where it failed         (s + 1) / n,  s = ceil(B lambda / (W - 1 + B))
+        multiplexed over rounds          (lambda + 1) (W - 1 + B) / (n (B + (W - 1) (lambda + 1)))
+
+    The last two are the sequential codes, for bursts of B rounds in windows of W rounds with at
+    most lambda stragglers; only their loads are here, not their schedules.
+
+    Args:
+        workers: number n.
+        stragglers: number s that a code within a round tolerates; None for a sequential code.
+        burst: rounds B.
+        window: rounds W.
+        tolerated: workers lambda.
+        is_multiplexed: whether work is multiplexed over rounds (M-SGC), or repeated (SR-SGC).
+
+    Returns:
+        A share.
+
+    Source: Krishnan et al., "Sequential gradient coding", 2022 (arXiv:2211.13802).
+
+    Example:
+        >>> coded_load(256, stragglers=15)
+        0.0625
+    """
+    if stragglers is None and is_multiplexed:
+        rounds = burst + (window - 1) * (tolerated + 1)
+        return (tolerated + 1) * (window - 1 + burst) / (workers * rounds)
+    if stragglers is None:
+        stragglers = -(-burst * tolerated // (window - 1 + burst))
+    _check(workers, stragglers)
+    return (stragglers + 1) / workers
