@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
 from toolkit._checks import check_fields, checked
+from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
 from toolkit.parallel.strategies import data_parallel
@@ -86,7 +87,8 @@ class LocalState:
 
     Example:
         >>> import optax
-        >>> mesh = jax.make_mesh((len(jax.devices()),), ("island",))
+        >>> from toolkit.parallel import make_mesh
+        >>> mesh = make_mesh({"island": len(jax.devices())})
         >>> init, _ = local_steps(lambda w, x: jnp.mean(w * x), optax.sgd(0.1), mesh, LocalSteps(2))
         >>> int(init(jnp.ones(3)).rounds)
         0
@@ -139,12 +141,13 @@ def local_steps(
 
     Example:
         >>> import optax
-        >>> mesh = jax.make_mesh((len(jax.devices()),), ("island",))
-        >>> loss = lambda w, x: jnp.mean(w * x)
+        >>> from toolkit.parallel import make_mesh
+        >>> mesh, loss = make_mesh({"island": len(jax.devices())}), lambda w, x: jnp.mean(w * x)
         >>> init, round = local_steps(loss, optax.sgd(0.1), mesh, LocalSteps(2))
         >>> round(init(jnp.ones(3)), jnp.ones((2, 8, 3)))[1].shape[0]
         2
     """
+    check_auto_axes(mesh)
     if axis not in mesh.shape:
         raise ValueError(f"axis: got {axis!r}, wanted one of {', '.join(mesh.axis_names)}")
     islands = mesh.shape[axis]

@@ -58,6 +58,10 @@ class RowReport(NamedTuple):
 
     `push` and `pull` count rows beyond a capacity, `outside` ids that are no row of the table,
     whose values are in no sum.
+
+    Example:
+        >>> RowReport(jnp.int32(0), jnp.int32(2), jnp.int32(0)).pull.item()
+        2
     """
 
     push: Int[Array, ""]

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float
 
 from toolkit._checks import checked
+from toolkit.parallel.axes import check_auto_axes
 
 
 @checked
@@ -46,10 +47,14 @@ def zeroth_order_step(
         pipeline of offloaded parameters nothing is here.
 
     Example:
-        >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+        >>> from toolkit.parallel import make_mesh
+        >>> mesh = make_mesh({"data": len(jax.devices())})
         >>> step = zeroth_order_step(lambda w, x: jnp.mean((w * x) ** 2), mesh, rate=0.1)
         >>> w, slope = step(jnp.ones(3), jnp.ones((8, 3)), 0)
     """
+    check_auto_axes(mesh)
+    if axis not in mesh.shape:
+        raise ValueError(f"axis: got {axis!r}, wanted one of {', '.join(mesh.axis_names)}")
     if epsilon <= 0:
         raise ValueError(f"epsilon: got {epsilon}, wanted more than 0")
 
