@@ -146,6 +146,7 @@ def test_zero_plus_plus_sends_a_quarter():
     assert 0.01 < error["up"] / moved["up"] < 0.3
 
 
+@pytest.mark.slow
 def test_tensor_parallel_exchanges_send_local_shards_only():
     how = {"loss_fn": loss, "batch": batch()}
     recipe = dataclasses.replace(RECIPE, exchange="int8=64:scatter_gather")
@@ -209,6 +210,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_and_fits_fewer_replicas(tmp_path):
     np.testing.assert_allclose(np.asarray(after).reshape(4, n), pairs, atol=SUMS)
 
 
+@pytest.mark.slow
 def test_a_skipped_update_keeps_what_is_pending():
     found = placed()
     recipe = dataclasses.replace(

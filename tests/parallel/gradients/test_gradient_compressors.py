@@ -77,6 +77,7 @@ def test_a_quantiser_keeps_nan_in_its_block(name):
     assert jnp.isfinite(found[512:]).all()
 
 
+@pytest.mark.slow
 def test_one_outlier_ruins_its_block():
     for row, wanted in ((COMPRESSORS["int8"](64), 0.33), (COMPRESSORS["int4"](64), 2.9)):
         x = vector(4096)
@@ -132,6 +133,7 @@ def test_contractions_contract_in_the_worst_case_found(name):
         assert worst > 0.9 * (1 - row.contraction(64))
 
 
+@pytest.mark.slow
 def test_ternary_is_no_contraction_until_it_is_divided():
     ternary = COMPRESSORS["ternary"]()
     assert ternary.contraction is None

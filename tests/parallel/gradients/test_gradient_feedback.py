@@ -119,12 +119,12 @@ def test_feedback_on_what_is_no_contraction_diverges():
     assert plain < 31.9
 
 
-@pytest.mark.parametrize("scheme", ["data", "zero1"])
+@pytest.mark.parametrize("scheme", [pytest.param("data", marks=pytest.mark.slow), "zero1"])
 @pytest.mark.parametrize(
     ("text", "feedback"),
     [
         ("int4=64:scatter_gather", "error_feedback"),
-        ("int4=64:two_hop=2", "loco"),
+        pytest.param("int4=64:two_hop=2", "loco", marks=pytest.mark.slow),
         ("int4=64:two_hop=2", "error_feedback"),
     ],
 )

@@ -68,6 +68,7 @@ def test_one_inner_step_is_data_parallel_training():
     assert not np.allclose(other.params["up"], w["up"], atol=SUMS)
 
 
+@pytest.mark.slow
 def test_an_outer_step_is_nesterovs():
     how = LocalSteps(2, outer_rate=0.7, momentum=0.9)
     state, _, _ = trained(how)
@@ -96,6 +97,7 @@ def test_islands_talk_once_per_fragment_and_round(fragments):
     assert peak <= 4 * 2 * 16 * 64 / fragments
 
 
+@pytest.mark.slow
 def test_outer_gradients_of_four_bits_are_as_good_and_smaller():
     how = LocalSteps(4, exchange=Exchange("int4", dense_below=0))
     dense = trained(LocalSteps(4), rounds=4, optimizer=optax.adam(1e-2))
@@ -108,6 +110,7 @@ def test_outer_gradients_of_four_bits_are_as_good_and_smaller():
     assert sent[0] < sent[1] / 6
 
 
+@pytest.mark.slow
 def test_a_delayed_fragment_is_taken_later_and_blended():
     how = LocalSteps(4, fragments=2, delay=1, blend=0.5)
     state, losses, _ = trained(how, rounds=2)
@@ -115,6 +118,9 @@ def test_a_delayed_fragment_is_taken_later_and_blended():
     assert jnp.isfinite(losses).all()
     apart = jnp.std(state.islands["up"], axis=0).max(), jnp.std(state.islands["down"], axis=0).max()
     assert min(apart) > 0  # blending keeps a share of each island's own
+
+
+def test_what_no_local_steps_are_is_refused():
     with pytest.raises(ValueError, match="delay: got 2, wanted 0 to 1, below inner_steps / fr"):
         LocalSteps(4, fragments=2, delay=2)
     with pytest.raises(
@@ -125,6 +131,7 @@ def test_a_delayed_fragment_is_taken_later_and_blended():
         trained(LocalSteps(4, fragments=4))
 
 
+@pytest.mark.slow
 def test_local_steps_resume_to_the_bit(tmp_path):
     how = LocalSteps(
         2, fragments=2, exchange=Exchange("int4", feedback="error_feedback", dense_below=0)
