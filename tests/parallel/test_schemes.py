@@ -104,17 +104,23 @@ def test_megatron_cuts_heads_and_hidden_sizes():
     assert specs_of(told, r"mixer/key/kernel$") == {P()}
 
 
-@pytest.mark.parametrize("word", sorted({*LAYERS} - {"hybrid"}))  # whose two parts stay whole
+@pytest.mark.parametrize("word", sorted({*LAYERS} - {"channel_mix"}))  # which has no heads
 def test_every_mixer_is_cut_by_its_heads(word):
     found = layout(shapes_of(word), make_mesh({"data": 2, "model": 4}), "tensor")
     found.check()
-    assert specs_of(found, r"mixer/output/kernel$") == {P("model")}
+    assert specs_of(found, r"mixer/(\w+/)?output/kernel$") == {P("model")}
     assert specs_of(found, r"(query_key_value|mixer/input|/down|convolution)/kernel$") <= {
         P(),
         P("model"),
     }
     uneven = layout(shapes_of(word, heads=2), make_mesh({"data": 2, "model": 4}), "tensor")
     assert specs_of(uneven, r"mixer/") == {P()}
+
+
+def test_channel_mixing_is_cut_as_a_feed_forward_layer_is():
+    found = layout(shapes_of("channel_mix"), make_mesh({"data": 2, "model": 4}), "tensor")
+    assert specs_of(found, r"mixer/up/kernel$") == {P(None, "model")}
+    assert specs_of(found, r"mixer/down/kernel$") == {P("model")}
 
 
 def loss_of(graph, params, batch):

@@ -182,11 +182,12 @@ class MixtureLayer(FeedForwardLayer):
         )
         y = y if self.latent_up is None else self.latent_up(y)
         if self.shared is not None:
-            projections = [getattr(self.shared, n, None) for n in ("gate", "up", "down")]
-            kernels = [None if p is None else cast(p.kernel) for p in projections]
+            shared: Any = self.shared
+            gate = cast(shared.gate.kernel) if options.has_gate else None
+            up, down = cast(shared.up.kernel), cast(shared.down.kernel)
             is_own = options.activation in ("silu", "clamped")  # gpt-oss has no shared expert
             how = {} if is_own else {"activation": activation}
-            y += shared_expert(x, *kernels, output_gate=cast(self.shared_gate), **how)
+            y += shared_expert(x, gate, up, down, output_gate=cast(self.shared_gate), **how)
         return y, routing
 
     @classmethod

@@ -38,8 +38,7 @@ class HybridCache(NamedTuple):
 class HybridLayer(MixingLayer):
     """Attention and Mamba-2 of the same input, added: y = Attention(x) + Mamba2(x).
 
-    Their options are those of "full" and "mamba2" layers. A tensor-parallel layout leaves their
-    weights whole.
+    Their options are those of "full" and "mamba2" layers.
 
     Source: TII, "Falcon-H1", 2025, arXiv:2507.22448, section 2.1.
     """

@@ -21,6 +21,9 @@ class Role(NamedTuple):
 _OF_HEADS = "query|key|value|value_mix|gate|decay|write|erase|forget|rate"
 _PER_HEAD = "log_rate|step_bias|skip|correction|feedback|bonus|removal_scale|replacement"
 
+_MIXER = r"mixer/(?:(?:attention|mamba)/)?"
+"""A mixer, or one of the two parts of a "hybrid" layer."""
+
 # The first match counts; parameters without a match are replicated.
 ROLES = (
     Role(
@@ -29,17 +32,21 @@ ROLES = (
         "rows: a part of the vocabulary each",
     ),
     Role(
-        r"mixer/(query_key_value|input)/kernel$", None, "fused: its columns are not in heads' order"
+        rf"{_MIXER}(query_key_value|input)/kernel$",
+        None,
+        "fused: its columns are not in heads' order",
     ),
-    Role(r"mixer/convolution/", None, "its channels are those of a fused projection"),
-    Role(r"mixer/indexer/|mixer/branch_gate/", None, "chooses for all heads"),
-    Role(r"mixer/\w+/down/kernel$", None, "low rank: what every head reads"),
-    Role(r"mixer/((query|latent)_down|rope_key)/kernel$", None, "a latent: what every head reads"),
-    Role(r"mixer/(query|key|value)_up/kernel$", 1, "columns: its own heads each"),
-    Role(rf"mixer/({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
-    Role(r"mixer/(query|key|value)/bias$|mixer/sinks$", 0, "its own heads each"),
-    Role(r"mixer/output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
-    Role(rf"mixer/({_PER_HEAD}|(decay|rate|value_mix)/bias)$", 0, "its own heads each"),
+    Role(rf"{_MIXER}convolution/", None, "its channels are those of a fused projection"),
+    Role(r"mixer/(indexer|branch_gate)/", None, "chooses for all heads"),
+    Role(rf"{_MIXER}\w+/down/kernel$", None, "low rank: what every head reads"),
+    Role(
+        rf"{_MIXER}((query|latent)_down|rope_key)/kernel$", None, "a latent: what every head reads"
+    ),
+    Role(rf"{_MIXER}(query|key|value)_up/kernel$", 1, "columns: its own heads each"),
+    Role(rf"{_MIXER}({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
+    Role(rf"{_MIXER}((query|key|value)/bias|sinks)$", 0, "its own heads each"),
+    Role(rf"{_MIXER}output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
+    Role(rf"{_MIXER}({_PER_HEAD}|(decay|rate|value_mix)/bias)$", 0, "its own heads each"),
     Role(
         r"feed_forward/(gate|up)/kernel$|mixer/up/kernel$",
         1,
@@ -63,7 +70,7 @@ def heads_of(path: str, channels: int, model: Any, head_size: int | None) -> int
     It follows from the mixer's `head_size`, or from its `sizes` with `heads` (queries and keys) and
     `value_heads` (all others). For a tree of arrays the argument `head_size` provides it.
     """
-    inside = re.search(r"^(?P<mixer>.*\bmixer)/(?P<name>\w+)", path)
+    inside = re.search(r"^(?P<mixer>.*\bmixer(?:/(?:attention|mamba))?)/(?P<name>\w+)", path)
     if inside is None:
         return None
     mixer = _module_at(model, inside["mixer"])

@@ -126,7 +126,7 @@ class RWKV7Layer(RecurrentLayer):
         if not cls.options_of(config).value_residual:
             return
         for name in ("prelude_layers", "layers", "coda_layers"):
-            words: tuple[str, ...] = getattr(config, name, ())
+            words = list(getattr(config, name, ()))
             if "rwkv7" in words and words[0] != "rwkv7":
                 raise ValueError(
                     "rwkv7.value_residual mixes in the values of the stack's first layer, which "
