@@ -61,6 +61,7 @@ class Block(nnx.Module):
         how: dict[str, Any] = {"depth": depth} if LAYERS[word].has_depth else {}
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs, **how), config.ladder_residual
         self.word, self.shares_inputs = word, self.mixer.shares_inputs
+        self.reads_tokens = self.mixer.reads_tokens
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
         is_softmax = self.mixer.word in ("full", "window", "nope")
 
@@ -114,7 +115,7 @@ class Block(nnx.Module):
             if behind is not None or segment_ids is not None or positions is not None or shared:
                 what = "packed documents" if behind is None else "ladder_residual"
                 what = what if positions is None else "recursion"
-                what = "rwkv7.value_residual" if shared else what
+                what = "rwkv7.value_residual or value_embedding" if shared else what
                 raise ValueError(f"block_chunks: not available for {what}; wanted 1")
             return stream_block(self, h, window=window), None
         read = h if behind is None else behind
@@ -270,12 +271,14 @@ def run_blocks(
     residual: GroupResidual | None = None,
     before: Pass | None = None,
     return_routing: bool = False,
+    tokens: Int[Array, "..."] | None = None,
 ) -> tuple[Any, Any]:
     """Run a stack of physical layers on a sequence [batch, time, width] or, with caches, on one
     token [batch, width].
 
     Returns the stream and the new caches, or with `return_routing` in their place the statistics
-    of the layers that have a router, which are of whole sequences. In models with messages the
+    of the layers that have a router, which are of whole sequences. `tokens` are read by layers with
+    embeddings of their own. In models with messages the
     stream between stacks is a `Sourced`, and `before` what the loop before left.
     """
     others: list[Any] = []
@@ -301,6 +304,7 @@ def run_blocks(
             if block.shares_inputs:
                 first, values = block.word, block.shared_inputs(h, cache, segment_ids)
             shared = values if block.word == first else {}
+            shared = {"tokens": tokens} if block.reads_tokens else shared
             if is_step:
                 h, other = block.step(h, cache, window=window, behind=behind, **shared)
             else:

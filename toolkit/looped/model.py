@@ -235,7 +235,7 @@ class LoopedLM(nnx.Module):
                 f"backward_loops is {self.config.backward_loops}, and routing is returned of loops "
                 "that all have a gradient; configure backward_loops=None."
             )
-        how = {"segment_ids": segment_ids, "return_routing": return_routing}
+        how = {"segment_ids": segment_ids, "return_routing": return_routing, "tokens": tokens}
         injected, before = run_blocks(self.prelude, self.embedding(tokens), **how)
         within = ()
         start = self.start(injected, key)
@@ -252,7 +252,8 @@ class LoopedLM(nnx.Module):
 
             def loop(shared, h):
                 model, injected = shared
-                return model.loop(h, None, injected=injected, segment_ids=segment_ids)[0]
+                how = {"segment_ids": segment_ids, "tokens": tokens}
+                return model.loop(h, None, injected=injected, **how)[0]
 
             h, hidden = run_alike(
                 loop,
@@ -312,6 +313,7 @@ class LoopedLM(nnx.Module):
         segment_ids: Int[Array, "batch time"] | None = None,
         caches: tuple[Any, ...] | None = None,
         return_routing: bool = False,
+        tokens: Int[Array, "..."] | None = None,
     ) -> tuple[Any, tuple[Any, ...] | None]:
         """One pass of a sequence or of one token through all layers, plus rho times its input."""
         run = functools.partial(
@@ -328,7 +330,7 @@ class LoopedLM(nnx.Module):
                 return run(self._loop_input(h, embedding, None), **how)
 
             return recursive_loop(self.router, through, h, **where)
-        run = functools.partial(run, **where)
+        run = functools.partial(run, tokens=tokens, **where)
         if self.config.message_rank is not None:
             state, caches = run(injected, before=h)
             return Pass.after(injected, state), caches

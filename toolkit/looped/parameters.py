@@ -82,7 +82,8 @@ def _connections(config: LoopedConfig) -> int:
 def layer_parameters(word: str, config: LoopedConfig, *, is_first: bool = True) -> int:
     """Number of trained parameters of one token-mixing layer, the first of its stack or not."""
     # The layer does not depend on these, so one trace serves all their values.
-    sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
+    sizes = {"pattern": word, "loops": 1, "feed_forward": 1}
+    sizes |= {} if LAYERS[word].reads_tokens else {"vocabulary": 1}
     elsewhere: dict[str, Any] = {
         "windows": None,
         "prelude": "",
@@ -149,7 +150,7 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
         return sum(_mixing_flops(part, config, context) for part in ("full", "mamba2"))
     if word in ("conv", "channel_mix"):
         return 2 * (own.key_size + 1) * config.width
-    if word in ("full", "window", "nope"):
+    if word in ("full", "window", "nope", "value_embedding"):
         heads, _, size = own
         window = LAYERS[word].window_of(config)
         word = LAYERS[word].mixer or word

@@ -46,6 +46,7 @@ MODELS: dict[str, LoopedConfig] = DENSE | PRESETS
 
 NOT_MODELLED = {
     "nope", "conv", "channel_mix", "hybrid", "lightning", "shared_window", "hca", "csa", "qsa",
+    "value_embedding",
 }  # fmt: skip
 """Layers of which nothing here knows the memory or the time."""
 

@@ -157,7 +157,7 @@ def test_transformers_reads_what_was_written(style, tmp_path):
 def test_every_family_has_a_class_in_transformers():
     with_images = {style for style in FAMILIES if f"{style}_text" in FAMILIES}
     assert set(FAMILIES) - with_images == set(ARCHITECTURES)
-    of_their_authors = ("ouro", "huginn_raven", "rwkv7")
+    of_their_authors = ("ouro", "huginn_raven", "parcae", "rwkv7")
     for style, name in ARCHITECTURES.items():
         assert style in of_their_authors or hasattr(transformers, f"{name}ForCausalLM"), style
 

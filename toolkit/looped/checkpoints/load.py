@@ -81,6 +81,8 @@ def load_checkpoint(
     tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
     settings = _settings(source)
     style = style or settings.get("model_type")
+    if style is None and settings.get("_class_name") == "ParcaeConfig":
+        style = "parcae"
     family = _family(style)
     check_format(tensors, settings)
     experts = [name for name in tensors if ".experts." in name or name.endswith(".mlp.gate.weight")]

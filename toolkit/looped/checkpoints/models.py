@@ -1,5 +1,6 @@
 """Every rule of a published model, from the embedding to the head."""
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -53,8 +54,19 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
             projection("exit_gate", "early_exit_gate.weight"),
             vector("exit_gate.bias", "early_exit_gate.bias"),
         )
-    if config.input_injection:
+    if config.input_injection and config.injection == "diagonal":
+        ends += (
+            vector("adapter.log_rate", "adapter.A_log"),
+            vector("adapter.step_bias", "adapter.dt_bias"),
+            projection("adapter", "adapter.B"),
+        )
+    elif config.input_injection:
         ends += (projection("adapter", "adapter.weight"),)
+    if config.coda_projection:
+        ends += (projection("leaving", "C.weight"),)
+    if config.prelude_norm:
+        last = len(config.prelude_layers) - 1
+        ends += tuple(norm(f"prelude.{last}.end_norm", "ln_prelude"))
     there = {
         "mixer_norm": config.pre_norm,
         "feed_forward_norm": config.pre_norm and not config.shared_norm,
@@ -76,7 +88,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
     if config.head_bias:
         found.append(Part("", "", (vector("head_bias", "lm_head.bias"),)))
     stacks = {"prelude": config.prelude_layers, "blocks": config.layers, "coda": config.coda_layers}
-    words, number = iter(config.feed_forward_words), 0
+    words, number, tables = iter(config.feed_forward_words), 0, itertools.count()
     for stack, layer, word in ((s, n, w) for s, own in stacks.items() for n, w in enumerate(own)):
         fed, place = next(words), f"{stack}.{layer}"
         here = f"{prefix}{stack}.{layer // family.per_layer}.".replace("blocks", "layers")
@@ -96,6 +108,9 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         found.append(Part(place, beside, fed_norms))
         found.append(Part(f"{place}.feed_forward", beside, rules))
         found.append(Part(f"{place}.mixer", here + PREFIXES[word], mixer))
+        table = as_it_is("table.embedding", f"value_embeds.{next(tables)}.weight")
+        if word == "value_embedding":
+            found.append(Part(f"{place}.mixer", "", (table,)))
         if config.streams is not None:
             found.append(Part(f"{place}.connections", here, STREAMS))
     if config.streams is not None:

@@ -53,6 +53,7 @@ ARCHITECTURES = {
     "olmo3": "Olmo3",
     "olmoe": "Olmoe",
     "ouro": "Ouro",
+    "parcae": "Parcae",
     "phi": "Phi",
     "phi3": "Phi3",
     "qwen2": "Qwen2",

@@ -111,6 +111,17 @@ def _everywhere(rules: Sequence[WeightRule]) -> dict[str, tuple[WeightRule, ...]
     return dict.fromkeys(("full", "window", "nope"), tuple(rules))
 
 
+def _parcae(value: str) -> tuple[WeightRule, ...]:
+    gates = (projection("value.gate", "ve_gate.weight"),) if value != "value" else ()
+    return (
+        _interleaved(projection("query", "c_q.weight")),
+        _interleaved(projection("key", "c_k.weight")),
+        projection(value, "c_v.weight"),
+        projection("output", "c_proj.weight"),
+        *gates,
+    )
+
+
 FLEXIBLE = ("softmax", "interleaved", "gemma3", "phi3", "gpt_neox")
 """Styles with rules for what a layer may have: biases, norms of queries and keys, sinks."""
 
@@ -143,6 +154,7 @@ SOFTMAX_STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
             projection("output", "proj.weight"),
         )
     },
+    "parcae": {"full": _parcae("value"), "value_embedding": _parcae("value.projection")},
     "glm4_moe": {"full": _GLM_ATTENTION},
     "gpt_oss": {"full": _GPT_OSS_ATTENTION, "window": _GPT_OSS_ATTENTION},
     "llama": {"full": _ATTENTION, "window": _ATTENTION},

@@ -110,7 +110,9 @@ def append_until_exit(
     model: LoopedLM, tokens: Int[Array, "batch"], cache: LoopedCache, rule: ExitRule
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache, Int[Array, "batch"]]:
     """`decode_until_exit` without checks, to be called inside compiled programs."""
-    h, before = run_blocks(model.prelude, model.embedding(tokens), caches=cache.prelude)
+    h, before = run_blocks(
+        model.prelude, model.embedding(tokens), caches=cache.prelude, tokens=tokens
+    )
     injected, rows, loops, progress = h, model.loop_rows(), [], None
     h, finished = model.start(injected), jnp.zeros(tokens.shape, bool)
     made: Any = None  # the token's keys and values, by layer
@@ -120,7 +122,8 @@ def append_until_exit(
 
         def run(h, made, tau=tau, unwritten=unwritten, finished=finished):
             row = row_of(rows, tau)
-            new, own = model.loop(h, *row, caches=unwritten, tau=tau, injected=injected)
+            how = {"caches": unwritten, "tokens": tokens}
+            new, own = model.loop(h, *row, tau=tau, injected=injected, **how)
             keeps = lambda old, new: jnp.where(_beside(finished, new), old, new)  # noqa: E731
             return (new, own) if made is None else jax.tree.map(keeps, (h, made), (new, own))
 

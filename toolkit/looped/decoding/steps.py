@@ -205,18 +205,25 @@ def _prefill(model, tokens, capacity, lengths):
         for words in (config.prelude_layers, config.coda_layers)
     )
     injected, before = run_blocks(
-        model.prelude, model.embedding(tokens), segment_ids=segment_ids, caches=before
+        model.prelude,
+        model.embedding(tokens),
+        segment_ids=segment_ids,
+        caches=before,
+        tokens=tokens,
     )
 
     def body(tau, h, row):
         empty = empty_loop(config, batch, capacity, tau)
-        return model.loop(
-            h, *row, tau=tau, injected=injected, segment_ids=segment_ids, caches=empty
-        )
+        how = {"segment_ids": segment_ids, "caches": empty, "tokens": tokens}
+        return model.loop(h, *row, tau=tau, injected=injected, **how)
 
     h, loops = model.run_loops(body, model.start(injected))
     h, after = run_blocks(
-        model.coda, model.leave(h, injected), segment_ids=segment_ids, caches=after
+        model.coda,
+        model.leave(h, injected),
+        segment_ids=segment_ids,
+        caches=after,
+        tokens=tokens,
     )
     return model.head(h[:, -1]), LoopedCache(loops, before, after)
 
@@ -228,15 +235,17 @@ def append(
 
     Logits after the last token or, with `every`, after each.
     """
-    injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=cache.prelude)
+    injected, before = run_blocks(
+        model.prelude, model.embedding(tokens), caches=cache.prelude, tokens=tokens
+    )
     length = None if model.config.recursion is None else cache.length
     h, rows, loops = model.start(injected, length=length), model.loop_rows(), []
     # Unrolled: a scan over stacked caches would copy each of them out and back.
     for tau, caches in enumerate(cache.loops):
         row = row_of(rows, tau)
-        h, caches = model.loop(h, *row, caches=caches, tau=tau, injected=injected)
+        h, caches = model.loop(h, *row, caches=caches, tau=tau, injected=injected, tokens=tokens)
         loops.append(caches)
-    h, after = run_blocks(model.coda, model.leave(h, injected), caches=cache.coda)
+    h, after = run_blocks(model.coda, model.leave(h, injected), caches=cache.coda, tokens=tokens)
     return model.head(h if tokens.ndim == 1 or every else h[:, -1]), LoopedCache(
         tuple(loops), before, after
     )

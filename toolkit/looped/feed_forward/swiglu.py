@@ -13,7 +13,7 @@ from toolkit.looped.feed_forward.layer import FeedForwardLayer
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerOptions
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "half_relu2"]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -21,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "half_relu2": lambda x: jnp.square(jax.nn.relu(x)) / 2,
 }
 """Functions by their word in `SwiGLUOptions`."""
 
@@ -30,7 +31,8 @@ class SwiGLUOptions(LayerOptions):
     """Options of "swiglu" and "mlp" layers.
 
     Attributes:
-        activation: the function; "gelu_tanh" is GELU in its tanh form, "relu2" relu(x)^2.
+        activation: the function; "gelu_tanh" is GELU in its tanh form, "relu2" relu(x)^2, and
+            "half_relu2" half of that, as in Parcae.
         biases: add biases to the projections.
     """
 

@@ -65,6 +65,8 @@ class AttentionLayer(MixingLayer):
             self.query_norm, self.key_norm = norm(size), norm(size)
         if options.projection_norm:
             self.query_norm, self.key_norm = norm(heads * size), norm(key_value_heads * size)
+        if (epsilon := options.plain_norm_epsilon) is not None:
+            self.query_norm = self.key_norm = norm(size, epsilon=epsilon, use_scale=False)
         self.normalises_projection = options.projection_norm
         self.head_size = size
         self.rope_theta = options.rope_theta or config.rope_theta
@@ -109,17 +111,19 @@ class AttentionLayer(MixingLayer):
             raise ValueError(
                 f"heads {heads} is not a multiple of {cls.word}.key_value_heads {key_value_heads}."
             )
-        if options.query_key_norm and options.projection_norm:
+        norms = ("query_key_norm", "plain_norm_epsilon", "projection_norm")
+        norms = [name for name in norms if getattr(options, name)]
+        if len(norms) > 1:
             raise ValueError(
-                f"{cls.word}.query_key_norm and {cls.word}.projection_norm exclude each other; "
-                "turn one of them off."
+                f"{cls.word}.{norms[0]} and {cls.word}.{norms[1]} exclude each other; turn one of "
+                "them off."
             )
         for name in ("sinks", "score_scale", "logits_soft_cap"):
             if getattr(options, name) and cls._mix is not AttentionLayer._mix:
                 raise ValueError(
                     f'{cls.word}.{name}: only "full", "window" and "nope" layers have it.'
                 )
-        for name in ("score_scale", "logits_soft_cap", "rope_theta"):
+        for name in ("score_scale", "logits_soft_cap", "rope_theta", "plain_norm_epsilon"):
             number = getattr(options, name)
             if number is not None and not number > 0:
                 raise ValueError(f"{cls.word}.{name} is {number!r}; it must be positive.")

@@ -17,6 +17,8 @@ class AttentionOptions(LayerOptions):
         key_value_heads: heads of keys and values (None: as many as the model's `heads`).
         head_size: size of a head (None: width / heads).
         query_key_norm: RMSNorm of every query and key head before the rotary embedding.
+        plain_norm_epsilon: the same without a scale, with this number added to the mean square, as
+            in Parcae (None: no such norm).
         projection_norm: the same RMSNorm over all heads at once, as in OLMoE.
         projection_biases: biases of the projections to queries, keys and values, as in Qwen2.
         rotary_fraction: share of a head's channels, the first ones, that the rotary embedding
@@ -47,6 +49,7 @@ class AttentionOptions(LayerOptions):
     key_value_heads: int | None = None
     head_size: int | None = None
     query_key_norm: bool = False
+    plain_norm_epsilon: float | None = None
     projection_norm: bool = False
     projection_biases: bool = False
     rotary_fraction: float = 1.0

@@ -105,6 +105,7 @@ class MixingLayer(ConfiguredLayer):
         can_cut_time: whether it can mix sequences sharded over devices.
         has_depth: whether it is made with `depth`, its number in the stack and the number of all.
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
+        reads_tokens: whether its calls and steps take the `tokens` beside their stream.
         shares_inputs: whether later layers of its stack read its `shared_inputs`.
     """
 
@@ -113,6 +114,7 @@ class MixingLayer(ConfiguredLayer):
     starts_from_attention: ClassVar[bool] = False
     has_depth: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = False
     shares_inputs: bool = False
 
     @classmethod

@@ -43,8 +43,9 @@ ROLES = (
         rf"{_MIXER}((query|latent)_down|rope_key)/kernel$", None, "a latent: what every head reads"
     ),
     Role(rf"{_MIXER}(query|key|value)_up/kernel$", 1, "columns: its own heads each"),
-    Role(rf"{_MIXER}({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
+    Role(rf"{_MIXER}({_OF_HEADS})(/(up|projection))?/kernel$", 1, "columns: its own heads each"),
     Role(rf"{_MIXER}((query|key|value)/bias|sinks)$", 0, "its own heads each"),
+    Role(r"mixer/table/embedding$", 1, "columns: the values of its own heads each"),
     Role(rf"{_MIXER}output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
     Role(rf"{_MIXER}({_PER_HEAD}|(decay|rate|value_mix)/bias)$", 0, "its own heads each"),
     Role(

@@ -6,6 +6,7 @@ attention.py   the rows of families of attention alone
 recurrent.py   the rows of families with recurrent layers
 hybrids.py     those of them with attention and Mamba-2 in turn or side by side
 huginn.py      the row of Huginn, which loops
+parcae.py      the row of Parcae, which loops
 rwkv7.py       the row of RWKV-7
 deepseek_v4.py the row of DeepSeek-V4
 scalars.py     settings that are fields of ours

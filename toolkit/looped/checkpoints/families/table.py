@@ -12,6 +12,7 @@ from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
 from toolkit.looped.checkpoints.families.deepseek_v4 import DEEPSEEK_V4
 from toolkit.looped.checkpoints.families.family import Family
 from toolkit.looped.checkpoints.families.huginn import HUGINN
+from toolkit.looped.checkpoints.families.parcae import PARCAE
 from toolkit.looped.checkpoints.families.recurrent import RECURRENT
 from toolkit.looped.checkpoints.families.rwkv7 import RWKV7
 from toolkit.looped.checkpoints.rules import from_zero
@@ -32,6 +33,7 @@ PREFIXES = {
     "shared_window": "self_attn.",
     "hca": "self_attn.",
     "csa": "self_attn.",
+    "value_embedding": "self_attn.",
 }
 """Prefix of the mixer's tensors in a layer."""
 
@@ -106,6 +108,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Family("qwen3_next", from_zero, switches=_QWEN, period=4, router="qwen3_next"),
     "qwen3_5": Family("qwen3_5", from_zero, switches=_QWEN, period=4),
     "qwen3_5_text": Family("qwen3_5", from_zero, switches=_QWEN, period=4),
+    "parcae": PARCAE,
     "rwkv7": RWKV7,
     **dict.fromkeys(
         ("qwen3_5_moe", "qwen3_5_moe_text"),
