@@ -59,6 +59,7 @@ def plan(
     batch: int = 64,
     sequence_length: int = 2048,
     compile: str | None = None,
+    verify: str | None = None,
     calibrate: Path | None = None,
     links: Path | None = None,
     lengths: tuple[int, ...] = (),
@@ -93,6 +94,8 @@ def plan(
         batch: global batch size in sequences.
         sequence_length: tokens per sequence.
         compile: a TPU topology such as v5e:4x4: plan and compile for it, by libtpu, without a TPU.
+        verify: the same with the best three plans: report predicted against compiled memory, rank
+            those that fit, and repair the fastest if none does.
         calibrate: plan with constants fitted to this file of measurements (JSON lines; their form
             is in the docs, under planning.calibrate).
         links: bytes per second between nodes as measured, a JSON table [nodes][nodes]: place the
@@ -170,7 +173,7 @@ def plan(
         fitted = planning.calibrate(calibrate)
         print(f"{fitted}\n")
         constants = fitted.constants
-    where = planning.cluster(compile or chips)
+    where = planning.cluster(verify or compile or chips)
     if topology is not None:
         from toolkit.schedules.collectives import named_topology
 
@@ -213,6 +216,8 @@ def plan(
     if host_link is not None:
         host = {"host": host_memory * 2**30, "link": host_link * 1e9}
         print(planning.plan_swaps(found.best, **host))
+    if verify is not None:
+        print(grading.verify_plan(found))
     if compile is not None:
         print(grading.compile_plan(found))
 

@@ -23,7 +23,7 @@ from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.cases import COUNT, Case, cases, looped_cases, mixture_cases
 from toolkit.planning.grade.program import train_program
-from toolkit.planning.predict import predict
+from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.search.plan import Plan, plan
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.compiled_work import compiled_work
@@ -100,6 +100,62 @@ def compile_plan(found: Plan) -> str:
         f"({best.memory.total / peak - 1:+.1%})\n"
         f"its instructions in time, {timeline(work, chips)}\nstep on links half as fast: {half}"
     )
+
+
+def verify_plan(found: Plan, most: int = 3) -> str:
+    """Compile a plan's fastest strategies without stages for their TPUs, and say which is fastest
+    of those that fit as compiled; if none does, compile what computes more anew or takes the batch
+    in more parts."""
+    everyone = [each for each in (found.best, *found.runners_up) if each.strategy.pipeline == 1]
+    if not everyone or not everyone[0].cluster.chip.name.startswith("TPU"):
+        raise ValueError(
+            "chips: nothing to compile; want a TPU topology, and a plan without stages"
+        )
+    devices, tried = everyone[0].cluster.devices(), []
+    table = [("strategy", "predicted", "compiled", "error", "", "step")]
+
+    def fits(each: Prediction) -> bool:
+        sizes = each.config, each.strategy, each.batch, each.sequence_length
+        peak = peak_bytes(quickly_compiled(*sizes, devices))
+        tried.append(each)
+        is_held = peak <= each.cluster.chip.memory_bytes
+        table.append((
+            str(each.strategy), in_words(each.memory.total, "bytes"), in_words(peak, "bytes"),
+            f"{each.memory.total / peak - 1:+.1%}", "fits" if is_held else "does not fit",
+            in_words(each.step_seconds, "seconds"),
+        ))  # fmt: skip
+        return is_held
+
+    held = [each for each in everyone[:most] if fits(each)]
+    words = "as planned" if held[:1] == everyone[:1] else "re-ranked: faster ones do not fit"
+    smaller = everyone[0]
+    while not held and len(tried) < 2 * most:
+        words = "repaired: none of the plans fits"
+        if (smaller := _repaired(smaller)) is None:
+            break
+        held = [smaller] if fits(smaller) else []
+    verdict = f"{held[0].strategy}, {words}" if held else "nothing fits as compiled"
+    return f"{text_table(table, '<>>>>>')}\ncompiled for {devices_words(everyone[0])}: {verdict}"
+
+
+def devices_words(found: Prediction) -> str:
+    """The chips, with the memory that each has."""
+    return f"{found.cluster.name} ({in_words(found.cluster.chip.memory_bytes, 'bytes')} per chip)"
+
+
+def _repaired(found: Prediction) -> Prediction | None:
+    """The same with more computed anew, or the batch in twice as many parts; None if there is no
+    such plan."""
+    strategy = found.strategy
+    if strategy.recompute != "layer":
+        changes: dict[str, Any] = {"recompute": "layer"}
+    elif found.batch % (strategy.batch_shards * strategy.microbatches * 2) == 0:
+        changes = {"microbatches": 2 * strategy.microbatches}
+    else:
+        return None
+    changed = dataclasses.replace(strategy, **changes)
+    sizes = {"batch": found.batch, "sequence_length": found.sequence_length}
+    return predict(found.config, found.cluster, changed, constants=found.constants, **sizes)
 
 
 def record_cases(path: Path, given: Iterable[Case], *, minutes: float) -> int:
