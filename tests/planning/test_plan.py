@@ -6,6 +6,7 @@ import itertools
 import pytest
 from yardstick import assert_quick
 
+from toolkit.measure import in_words
 from toolkit.planning import MODELS, Constants, Strategy, plan, predict
 from toolkit.planning.strategy import RECOMPUTE
 
@@ -60,9 +61,13 @@ def test_no_plan_is_slower_than_the_layouts_by_name():
 
 
 def test_a_plan_says_why():
-    text = str(plan("llama-3-8b", "h100:16", batch=64, constants=Constants(link=0.2)))
+    found = plan("llama-3-8b", "h100:16", batch=64, constants=Constants(link=0.2))
+    text = str(found)
     assert "modelled" in text
     assert "MFU" in text
+    for each in (found.best, *found.runners_up):
+        assert in_words(each.utilisation, "share") in text
+    assert "its groups: " in text
     assert "+" in text
     assert "of the memory is free" in text
 

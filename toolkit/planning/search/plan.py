@@ -42,23 +42,35 @@ class Plan:
     fitting: int
 
     def __str__(self) -> str:
-        best, rows = self.best, [("", "strategy", "step", "per chip", "why not")]
-        rows.append(
-            ("*", str(best.strategy), *_said(best), f"MFU {in_words(best.utilisation, 'share')}")
-        )
+        best, rows = self.best, [("", "strategy", "step", "MFU", "per chip", "why not")]
+        rows.append(("*", str(best.strategy), *_figures(best), ""))
         rows += [
-            ("", str(other.strategy), *_said(other), why(other, best)) for other in self.runners_up
+            ("", str(other.strategy), *_figures(other), why(other, best))
+            for other in self.runners_up
         ]
         return (
             f"{self.fitting} of {self.considered} strategies fit {best.cluster.name} with "
-            f"{in_words(best.limit, 'bytes')} per chip; modelled\n{text_table(rows, '<<>><')}\n"
-            f"{reason(best)}"
+            f"{in_words(best.limit, 'bytes')} per chip; modelled\n{text_table(rows, '<<>>><')}\n"
+            f"{reason(best)}{links(best)}"
         )
 
 
-def _said(found):
-    seconds, memory = in_words(found.step_seconds, "seconds"), in_words(found.memory.total, "bytes")
-    return seconds, memory
+def _figures(found: Prediction) -> tuple[str, str, str]:
+    """Step time, share of the peak and memory, in words."""
+    memory = in_words(found.memory.total, "bytes")
+    share = in_words(found.utilisation, "share")
+    return in_words(found.step_seconds, "seconds"), share, memory
+
+
+def links(best: Prediction) -> str:
+    """Over which links the groups of every degree communicate, in words."""
+    found = {
+        each.part: best.cluster.link(each.inner, each.degree, each.kind).name
+        for each in best.transfers
+        if each.degree > 1
+    }
+    words = "; ".join(f"{part} over {name}" for part, name in found.items())
+    return f"\nits groups: {words}" if words else ""
 
 
 def reason(best: Prediction) -> str:
