@@ -154,10 +154,11 @@ def assert_equals_one_device(
     [
         ("full gla gdn rwkv7 mla", {"context": 8}, "zigzag"),
         ("full rwkv7", {"data": 2, "context": 4}, "zero3+ring"),
+        ("pkda", {"data": 2, "model": 4}, "zero3+tensor"),
     ],
 )
 def test_what_some_mixers_differ_by_is_rounding(pattern, mesh, scheme):
-    """2e-5 and 1.2e-5 in float32, where others hold 1e-5; in float64 nothing is left of it.
+    """2e-5, 1.2e-5, 2e-5 in float32, where others hold 1e-5; in float64 nothing is left of it.
 
     Of rwkv7 one device is 6e-6 from float64: small embeddings magnify what is rounded after them.
     """
@@ -167,7 +168,7 @@ def test_what_some_mixers_differ_by_is_rounding(pattern, mesh, scheme):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("word", LAYERS)
+@pytest.mark.parametrize("word", [word for word in LAYERS if word != "pkda"])  # in float64
 def test_every_mixer_equals_one_device(word):
     """Weights, gradients and moments cut in two by rows of the batch, heads and sizes in four."""
     assert_equals_one_device(model_of(word), {"data": 2, "model": 4}, "zero3+tensor")
