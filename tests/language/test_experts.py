@@ -65,7 +65,7 @@ def test_the_z_loss_is_added_with_its_weight():
     np.testing.assert_allclose(whole - plain, 0.5 * z_loss(routing[0]), rtol=CLOSE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_choice_bias_evens_the_loads_without_a_loss(tmp_path):
     """The bias is no parameter: at rate 0 it stays at zero, and the loads stay uneven."""
     config = CONFIG.with_options(moe={"choice_bias": True, "scores": "sigmoid"})

@@ -86,7 +86,7 @@ def test_a_few_plans_are_as_fast_as_anything():
     check((1, 3, 4, 5))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fifty_plans_are_as_fast_as_anything():
     check(range(50))
 

@@ -50,7 +50,7 @@ def reference():
     [
         pytest.param(
             Strategy(data=2, fsdp=2, tensor=2, recompute="layer", microbatches=2), (4,),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             Strategy(fsdp=8, recompute="1 layer, 3 none", head_chunks=2), (1, 3),

@@ -50,14 +50,8 @@ def said(directory, *layout):
     return [line for line in output.splitlines() if line.startswith(("restored", "sha256"))]
 
 
-@pytest.mark.parametrize(
-    "readers",
-    [
-        pytest.param([(1, 8, "data=8")], marks=pytest.mark.slow),
-        pytest.param([FOUR_BY_TWO, (1, 8, "data=8"), (1, 1, "data=1")], marks=pytest.mark.nightly),
-    ],
-)
-def test_kills_and_meshes_change_no_bit(readers, tmp_path):
+@pytest.mark.nightly
+def test_kills_and_meshes_change_no_bit(tmp_path):
     """Two processes of four devices: one run left alone, and one with a process killed."""
     started = time.monotonic()
     (undisturbed,) = said(tmp_path / "undisturbed", *TWO_BY_FOUR)
@@ -77,7 +71,7 @@ def test_kills_and_meshes_change_no_bit(readers, tmp_path):
     assert said(tmp_path / "killed", *TWO_BY_FOUR)[-1] == undisturbed
     # What the mesh 4 x 2 wrote is read by 2 x 4 in four processes, by 8 and by 1 in one.
     restored = f"restored {STEPS} {undisturbed.split()[1]}"
-    for layout in readers:
+    for layout in (FOUR_BY_TWO, (1, 8, "data=8"), (1, 1, "data=1")):
         assert said(tmp_path / "killed", *layout)[0] == restored
 
 
