@@ -75,6 +75,7 @@ def test_what_cannot_be_read_sparsely_is_refused(model):
         (lambda: read_sparsely(model.config, cache, "quest:40", dense_layers=-1), "at least 0"),
         (lambda: read_sparsely(model.config, cache, "other:16"), "must be one of"),
         (lambda: read_sparsely(model.config, cache, "quest:16"), "at least 35 tokens for Quest"),
+        (lambda: read_sparsely(model.config, cache, "snapkv:64"), "needs no queries of the prompt"),
         (lambda: sparse_reads(cache), "no layer reads sparsely"),
     ):
         with pytest.raises(ValueError, match=what):

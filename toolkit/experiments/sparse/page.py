@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from toolkit.experiments.kit.chart import LOOKS
 from toolkit.experiments.sparse.audit import CONTROL, EQUAL, Row, audit_table, verdict
-from toolkit.figures import LOOKS, new_figure
+from toolkit.figures import new_figure
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;color:#1f2933}
 pre{overflow-x:auto;font-size:11px;background:#f5f7fa;padding:1rem}
@@ -16,6 +17,7 @@ summary{cursor:pointer;padding:.2rem 0}svg{width:100%;height:auto}
 .text{white-space:pre-wrap;font:13px/1.6 monospace}
 .text b{font-weight:normal;border-radius:2px}"""
 _MOST = 10
+MARKERS = "osD^v<>PXphd*"  # one per system; colours come again after seven
 
 
 def write_page(path: Path, title: str, rows: list[Row], pieces: list[str]) -> None:
@@ -54,15 +56,14 @@ def curves(rows: list[Row]) -> str:
         "output error": lambda quality: quality.error,
     }
     systems = dict.fromkeys(row.name.removesuffix(EQUAL) for row in rows)
-    looks = list(LOOKS.values())
     for axes, (title, number) in zip(figure.subplots(1, 3), shown.items(), strict=True):
         for place, system in enumerate(systems):
-            look = looks[place % len(looks)]
+            look = LOOKS[place % len(LOOKS)]
             own = [row for row in rows if row.name.removesuffix(EQUAL) == system]
             own.sort(key=lambda row: row.quality.kilobytes)
             equal = [row for row in own if row.is_equal]
             # A system without a row at equal bytes has an empty mark and no line.
-            style = {"color": look.colour, "marker": look.marker}
+            style = {"color": look.colour, "marker": MARKERS[place % len(MARKERS)]}
             for some, how in ((own, {"linestyle": "", "markerfacecolor": "white"}),
                               (equal, {"linestyle": look.dashes, "label": system})):  # fmt: skip
                 x = [row.quality.kilobytes for row in some]
