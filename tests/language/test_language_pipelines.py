@@ -106,6 +106,13 @@ def test_what_no_stage_passes_on_is_refused(changes, stages, how, words):
         pipeline_language_model(model, one_forward_one_backward(stages, 4), mesh, **how)
 
 
+def test_slices_of_sequences_are_refused():
+    mesh = make_mesh({"stage": 2}, devices=jax.devices()[:2])
+    sliced = one_forward_one_backward(2, 4, slices=2)
+    with pytest.raises(ValueError, match="cuts sequences in 2 slices; a model's caches"):
+        pipeline_language_model(model_of("full full", loops=1), sliced, mesh)
+
+
 def test_microbatches_divide_the_batch():
     with pytest.raises(ValueError, match="microbatches: got 3, wanted a divisor of the batch 4"):
         pipeline_batch(batch_of(4, 5, is_packed=False), 3)

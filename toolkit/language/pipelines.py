@@ -78,7 +78,8 @@ def pipeline_language_model(
         The pipeline, which takes batches as `pipeline_batch` makes them, and its parameters.
 
     Raises:
-        ValueError: the model passes something between layers or loops that no stage passes on.
+        ValueError: the model passes something between layers, loops or slices of a sequence that
+            no stage passes on.
 
     Example:
         >>> from flax import nnx
@@ -94,6 +95,12 @@ def pipeline_language_model(
     ):  # fmt: skip
         if getattr(config, name):
             raise ValueError(f"model: {name} is {getattr(config, name)}; a pipeline wants none")
+    if schedule.slices > 1:
+        raise ValueError(
+            f"schedule: {schedule.name!r} cuts sequences in {schedule.slices} slices; a model's "
+            "caches, which the next slice would need, carry no gradients back: want slices of 1, "
+            "or stages of your own with `Pipeline(carried=...)`"
+        )
     groups, rest = divmod(schedule.stages, config.loops)
     if rest or not 1 <= groups <= len(config.layers):
         raise ValueError(

@@ -128,6 +128,8 @@ def test_json_names_what_is_wrong_with_it(tmp_path):
          "a number or a fraction"),
         ('{"nodes": [{"id": "a"}, {"id": "b"}], "links": [{"src": "a", "dst": "b", "rate": NaN}]}',
          "a number or a fraction"),
+        ('{"nodes": [{"id": "a"}, {"id": "b"}], "links": [{"src": "a", "dst": "b", "rate": true}]}',
+         "a number or a fraction"),
     ):  # fmt: skip
         file.write_text(text)
         with pytest.raises(ValueError, match=complaint):

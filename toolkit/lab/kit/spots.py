@@ -106,4 +106,4 @@ def in_picture(axes: Axes, path: np.ndarray) -> list[list[tuple[float, float]]]:
     parts = np.split(path, np.flatnonzero(np.isnan(path[:, 0])))
     to_figure = axes.transData + axes.figure.transFigure.inverted()
     kept = (part[~np.isnan(part[:, 0])] for part in parts)
-    return [[tuple(map(float, at)) for at in to_figure.transform(part)] for part in kept]
+    return [[(float(x), float(y)) for x, y in to_figure.transform(part)] for part in kept]

@@ -163,6 +163,8 @@ def _reached(neighbours: Mapping[int, Sequence[int]]) -> set[int]:
 def rate_of(value: Any) -> Fraction:
     """A rate as an exact fraction; a float stands for the decimal number that it prints."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return Fraction(str(value)) if isinstance(value, float) else Fraction(value)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         raise ValueError(
