@@ -154,8 +154,11 @@ def test_requests_of_all_kinds_compile_nothing(pages):
         jax.monitoring.clear_event_listeners()
 
 
-def test_prompts_with_the_same_beginning_are_read_once_and_share_pages():
-    model = build("full")
+@pytest.mark.parametrize(
+    "pattern", ["full", pytest.param("gdn window full", marks=pytest.mark.slow)]
+)
+def test_prompts_with_the_same_beginning_are_read_once_and_share_pages(pattern):
+    model = build(pattern)
     engine = engine_of(model, pages=12)
     prompt = tuple(range(12))
     requests = [Request((*prompt, last), 5, temperature=1.0, seed=last) for last in range(3)]

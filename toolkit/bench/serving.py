@@ -48,7 +48,7 @@ def cases(cores: int) -> Iterator[PlannedCase]:
 def serving_case(
     entries: Sequence[TracedRequest], beginning: int, cores: int, name: str, width: int = WIDTH
 ) -> Case:
-    """The case of a trace whose prompts all begin with the same tokens, so many of them."""
+    """The case of a trace whose prompts all begin with the same `beginning` tokens."""
     shared = np.random.default_rng(1).integers(0, VOCABULARY, beginning).tolist()
     requests = [
         Request((*shared, *request.prompt), request.length)

@@ -144,11 +144,11 @@ class Engine:
             self._index = jax.jit(
                 lambda cache: read_sparsely(self.config, cache, sparse, dense_layers=dense_layers)
             )
-        self._model = self._reader = model
+        self._model = self._reader = programs.Weights.of(model)
         self._prefill_device = prefill_device
         if prefill_device is not None:
-            self._reader = jax.device_put(model, prefill_device)
-        self._decode_device = next(iter(jax.tree.leaves(model)[0].devices()))
+            self._reader = jax.device_put(self._model, prefill_device)
+        self._decode_device = next(iter(self._model.arrays[0].devices()))
         self.scheduler: SchedulingPolicy = Scheduler(page) if scheduler is None else scheduler
         self.clock = clock
         self.pages = None

@@ -5,6 +5,7 @@ one program to read per size of piece, one to insert, one to step.
 """
 
 import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,10 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from toolkit.looped import penalised_logits, sample_token, truncated_logits
+from toolkit.looped import LoopedLM, penalised_logits, sample_token, truncated_logits
 from toolkit.looped.decoding.early_exit import append_until_exit
 from toolkit.looped.decoding.steps import append
 from toolkit.serving.requests import Request
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Weights:
+    """A model's arrays in a row, since to walk an nnx module takes a millisecond in every call."""
+
+    arrays: tuple[Array, ...]
+    tree: Any = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, model: LoopedLM) -> "Weights":
+        arrays, tree = jax.tree.flatten(model)
+        return cls(tuple(arrays), tree)
+
+    @property
+    def model(self) -> LoopedLM:
+        return jax.tree.unflatten(self.tree, self.arrays)
 
 
 def piece_sizes(page: int) -> list[int]:
@@ -98,9 +117,9 @@ def choose(
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
-def read(model, tokens, cache, how, key, seen):
+def read(weights, tokens, cache, how, key, seen):
     """Read a piece of a prompt into the cache of one row; the token that would come next."""
-    logits, cache = append(model, tokens, cache)
+    logits, cache = append(weights.model, tokens, cache)
     return choose(logits, how, key, jnp.zeros(1, jnp.int32), seen), cache
 
 
@@ -112,13 +131,13 @@ def insert(batch, seen, slot, cache, table, first, token, row_seen):
 
 
 @functools.partial(jax.jit, donate_argnames=("batch", "seen"))
-def step(model, token, batch, seen, table, position, is_active, how, key, count, rule):
+def step(weights, token, batch, seen, table, position, is_active, how, key, count, rule):
     """Append a token to every row and choose the next; rows not in use are emptied."""
     view = batch.view(table)
     if rule is None:
-        logits, view = append(model, token, view)
+        logits, view = append(weights.model, token, view)
     else:
-        logits, view, _ = append_until_exit(model, token, view, rule)
+        logits, view, _ = append_until_exit(weights.model, token, view, rule)
     # An idle row would grow past its capacity, and its NaN would slow all rows down.
     batch = batch.written(view.free(~is_active), table, position)
     token = choose(logits, how, key, count, seen)
