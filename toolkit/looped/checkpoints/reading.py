@@ -78,6 +78,7 @@ WHY = {
     "qk_layernorm": "there is no layer norm of queries and keys",
     "swiglu_alpha": "the experts' activation has this number",
     "swiglu_limit": "the experts' activation has this bound",
+    "tie_word_embeddings": "transformers has a head of its own for these models, whatever is asked",
     "use_bidirectional_attention": "a token does not see later ones",
     "use_qk_norm": "there is no norm with a scale per head",
 }

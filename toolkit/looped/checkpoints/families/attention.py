@@ -161,7 +161,7 @@ ATTENTION: dict[str, Family] = {
         defaults={"attention_multiplier": 1.0},
     ),
     "helium": Family(
-        "interleaved", layers="alike", reads=LLAMA,
+        "interleaved", layers="alike", reads=LLAMA | {"attention_bias": scalars.QKV_BIAS},
         defaults={"head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 1e5},
     ),
     "jais2": Family(

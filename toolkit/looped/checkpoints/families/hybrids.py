@@ -175,7 +175,7 @@ HYBRIDS: dict[str, Family] = {
         fixed={
             "use_bias": (False, None), "use_conv_bias": (True, None), "sliding_window": (None,),
             "mamba_hidden_act": ("silu", None), "mamba_proj_bias": (False, None),
-            "hidden_act": ("silu", None),
+            "hidden_act": ("silu", None), "tie_word_embeddings": (False, None),
         },
         harmless="expand chunk_size use_mamba_kernels mamba_ssm_cache_dtype time_step_max "
         "time_step_floor time_step_limit rescale_prenorm_residual residual_in_fp32 rope_theta "

@@ -181,6 +181,7 @@ RECURRENT: dict[str, Family] = {
         fixed={
             "mla_use_nope": (True, None), "moe_router_activation_func": ("sigmoid", None),
             "use_grouped_topk": (True, None), "moe_layer_freq": (1, None),
+            "tie_word_embeddings": (False, None),
         },
         harmless="head_dim rope_theta rope_scaling rope_parameters",
         words={"linear_attention": "kda", "full_attention": "mla"},
