@@ -57,9 +57,9 @@ def state_bytes(
     has_index=False, index_size=None, **_,
 ):  # fmt: skip
     """The window and the entries, and their index keys."""
-    blocks = max(context // block_size, 1)
+    blocks = context // block_size
     index = has_index * blocks * (index_size or key)
-    rows = heads * (sliding_window + blocks) * (key + value)
+    rows = heads * (min(context, sliding_window) + blocks) * (key + value)
     return batch * (rows + index) * element_bytes
 
 
