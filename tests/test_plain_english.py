@@ -33,7 +33,7 @@ BANNED = {
     r"\bthe whole story\b|\bthose who teach\b": ("for those who teach", "say what it is"),
     r"\bnobody tuned\b|\btells? itself\b": ("a rate that nobody tuned", "use the passive"),
 }  # fmt: skip
-NAMES = {"said", "told"}  # verbs that name nothing
+NAMES = {"said", "told", "held", "one"}  # they name nothing
 
 
 @pytest.mark.parametrize("pattern", WRITTEN)
@@ -64,7 +64,7 @@ def names_in(source):
 
 
 def test_names_say_what_they_name():
-    assert {*names_in("def told(said): held = 1")} == {"told", "said", "held"}
+    assert {*names_in("def told(said): held = one")} == NAMES
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted(ROOT.glob(WRITTEN[0]))

@@ -50,7 +50,7 @@ def test_an_object_of_transformers_is_taken():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ("llama-9", ValueError, "no file or folder, and no name that is known"),
+        ("llama-9", ValueError, "nor a known name"),
         (3, TypeError, "a name, a path or a configuration of transformers; got int"),
     ],
 )

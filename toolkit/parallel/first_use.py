@@ -89,8 +89,8 @@ class FirstUse:
             if id(equation) in done:
                 continue
             group = products.get(id(equation.invars[0]), []) if equation.invars else []
-            group = [one for one in group if self._is_column(one, known)]
-            name, given = equation.primitive.name, [read(one) for one in equation.invars]
+            group = [product for product in group if self._is_column(product, known)]
+            name, given = equation.primitive.name, [read(atom) for atom in equation.invars]
             inner = inner_program(equation) if name in CALLS + REMATERIALISED else None
             if inner is not None and name in CALLS:
                 results = self.run(inner, given)
@@ -103,41 +103,44 @@ class FirstUse:
             elif name == "convert_element_type" and isinstance(given[0], Shard):
                 value = given[0].value.astype(equation.params["new_dtype"])
                 results = [dataclasses.replace(given[0], value=value)]
-            elif len(group) > 1 and any(equation is one for one in group):
+            elif len(group) > 1 and any(equation is product for product in group):
                 done |= set(map(id, group))
-                (x,), shards = self._whole(given[:1]), [known[one.invars[1]] for one in group]
-                for one, result in zip(group, self._columns(group, x, shards), strict=True):
-                    known |= zip(one.outvars, self.keep(one, [result]), strict=True)
+                (x,), shards = (
+                    self._whole(given[:1]),
+                    [known[product.invars[1]] for product in group],
+                )
+                for product, result in zip(group, self._columns(group, x, shards), strict=True):
+                    known |= zip(product.outvars, self.keep(product, [result]), strict=True)
                 continue
             elif (result := self._of_copies(equation, given)) is not None:
                 results = self.keep(equation, [result])
             else:
                 given = self._whole(given)
                 known |= {
-                    one: value  # for later uses too
-                    for one, value in zip(equation.invars, given, strict=True)
-                    if isinstance(one, Var)
+                    atom: value  # for later uses too
+                    for atom, value in zip(equation.invars, given, strict=True)
+                    if isinstance(atom, Var)
                 }
                 results = self.keep(equation, _evaluate(jaxpr, equation, given))
             known |= zip(equation.outvars, results, strict=True)
-        return self._whole([read(one) for one in jaxpr.outvars])
+        return self._whole([read(atom) for atom in jaxpr.outvars])
 
     def _whole(self, values: Sequence[Any]) -> list[Any]:
         return [
-            self.gather(one.value, one.inner_spec)
-            if isinstance(one, Shard)
-            else one.whole
-            if isinstance(one, Copies)
-            else one
-            for one in values
+            self.gather(x.value, x.inner_spec)
+            if isinstance(x, Shard)
+            else x.whole
+            if isinstance(x, Copies)
+            else x
+            for x in values
         ]
 
     def _of_copies(self, equation: Any, given: list[Any]) -> Array | None:
         """The product of shared weights with rows of the batch, device by device."""
-        are_copies = [isinstance(one, Copies) for one in given]
+        are_copies = [isinstance(x, Copies) for x in given]
         if equation.primitive.name != "dot_general" or sum(are_copies) != 1:
             return None
-        left, right = (one if isinstance(one, Copies) else self._whole([one])[0] for one in given)
+        left, right = (x if isinstance(x, Copies) else self._whole([x])[0] for x in given)
         rows = self.rows(equation.invars[are_copies.index(False)])
         return product_of_copies(equation, left, right, rows)
 
@@ -163,7 +166,7 @@ class FirstUse:
         return any(cuts) and not any(axes for at, axes in enumerate(cuts) if at in inner)
 
     def _columns(self, group: list[Any], x: Array, shards: list[Shard]) -> list[Array]:
-        places = [without(one.inner_spec, self.batch) for one in shards]
+        places = [without(shard.inner_spec, self.batch) for shard in shards]
         # Over all axes: XLA for CPUs ends the process at a sum in bfloat16 over some of them.
         rows = self.rows(group[0].invars[0])
         if any(rows in (*left, *batched) for (left, _), (batched, _) in map(_numbers, group)):
@@ -173,7 +176,7 @@ class FirstUse:
             (left, summed), (batched_left, batched) = _numbers(product)
             rank, right = product.outvars[0].aval.ndim, product.invars[1].aval.ndim
             entries = [*place, *[None] * (right - len(place))]
-            kept = [one for at, one in enumerate(entries) if at not in (*summed, *batched)]
+            kept = [entry for at, entry in enumerate(entries) if at not in (*summed, *batched)]
             free = [at for at in range(x.ndim) if at not in (*left, *batched_left)]
             first = [self.batch if at == rows else None for at in free]
             outs.append(PartitionSpec(*[None] * (rank - len(first) - len(kept)), *first, *kept))
@@ -190,7 +193,7 @@ class FirstUse:
                 for product, weight in zip(group, weights, strict=True)
             ]
 
-        weights = [self.gather(one.value, one.inner_spec) for one in shards]
+        weights = [self.gather(shard.value, shard.inner_spec) for shard in shards]
         axes = {axis for place in places for names in axes_of(place) for axis in names}
         options = {} if self.mesh is None else {"mesh": self.mesh}
         axes |= set() if self.mesh is None else {*self.mesh.axis_names}
@@ -214,23 +217,22 @@ class FirstUse:
         constants, carries = scan_counts(equation, body.jaxpr)
         carried = self._whole(given[constants : constants + carries])
         shared = [  # by every trip
-            self._copied(one, value)
-            for one, value in zip(body.jaxpr.invars, given[:constants], strict=False)
+            self._copied(atom, value)
+            for atom, value in zip(body.jaxpr.invars, given[:constants], strict=False)
         ]
         stacks = [
-            self._whole([one])[0] if isinstance(one, Shard) and any(one.inner_spec[:1]) else one
-            for one in given[constants + carries :]
+            self._whole([x])[0] if isinstance(x, Shard) and any(x.inner_spec[:1]) else x
+            for x in given[constants + carries :]
         ]
 
         def trip(carry: list[Any], layers: list[Any]) -> tuple[list[Any], list[Any]]:
             layers = [
-                Shard(one.value, one.spec, one.depth + 1) if isinstance(one, Shard) else one
-                for one in layers
+                Shard(x.value, x.spec, x.depth + 1) if isinstance(x, Shard) else x for x in layers
             ]
             results = self.run(body, [*shared, *carry, *layers])
             return results[:carries], results[carries:]
 
-        if self.policy is not None and any(isinstance(one, Shard) for one in stacks):
+        if self.policy is not None and any(isinstance(x, Shard) for x in stacks):
             trip = jax.checkpoint(trip, policy=self.policy, prevent_cse=False)
         options = {name: params[name] for name in ("length", "reverse", "unroll")}
         carry, stacked = jax.lax.scan(trip, carried, stacks, **options)
@@ -244,7 +246,7 @@ def _numbers(product: Any) -> Any:
 def _evaluate(jaxpr: Jaxpr, equation: Any, values: list[Any]) -> list[Any]:
     """The results of one equation, with its source line, name and context."""
     pairs = zip(equation.invars, values, strict=True)
-    given = {one: value for one, value in pairs if not isinstance(one, Literal)}
+    given = {atom: value for atom, value in pairs if not isinstance(atom, Literal)}
     alone = jaxpr.replace(
         constvars=[],
         invars=list(given),
@@ -262,7 +264,7 @@ def batch_dimensions(program: ClosedJaxpr, batch: Sequence[int], pieces: int) ->
 
     def dimension(variable: Var) -> int | None:
         ranks = range(len(getattr(variable.aval, "shape", ())))
-        return next((one for one in ranks if loops.root((variable, one)) in roots), None)
+        return next((atom for atom in ranks if loops.root((variable, atom)) in roots), None)
 
     return dimension
 
@@ -283,12 +285,12 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
     def gather(x: Array, spec: PartitionSpec) -> Array:
         return constrain(x, [*without(spec, batch)])
 
-    def held(params: Any, *others: Any, **options: Any) -> Any:
+    def loss_of_shards(params: Any, *others: Any, **options: Any) -> Any:
         rows = jax.tree.leaves(others[-1:])
-        shapes = [getattr(one, "shape", ()) for one in rows]
+        shapes = [getattr(leaf, "shape", ()) for leaf in rows]
         specs = jax.tree.leaves(specs_of(params), is_leaf=_is_spec)
         is_cut = pieces > 1 or any(any(spec) for spec in specs)
-        if not is_cut or not shapes or any(not one or one[0] % pieces for one in shapes):
+        if not is_cut or not shapes or any(not shape or shape[0] % pieces for shape in shapes):
             return function(params, *others, **options)
         traced = jax.make_jaxpr(partial(function, **options), return_shape=True)
         program, shape = traced(params, *others)
@@ -299,7 +301,7 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
         def keep(equation: Any, results: list[Any]) -> list[Any]:
             if equation.primitive.name not in _PRODUCTS:
                 return results
-            found = [dimension(one) for one in equation.outvars]
+            found = [dimension(atom) for atom in equation.outvars]
             free = PartitionSpec.UNCONSTRAINED
             return [
                 x
@@ -317,7 +319,7 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
         )
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
-    return held
+    return loss_of_shards
 
 
 def _is_spec(leaf: Any) -> bool:
@@ -332,13 +334,13 @@ def _is_not_constrained(primitive: Any, *_: Any, **__: Any) -> bool:
 def without(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
     """The spec without some mesh axes."""
     kept = [tuple(axis for axis in entry if axis not in axes) for entry in axes_of(spec)]
-    return PartitionSpec(*(one[0] if len(one) == 1 else one or None for one in kept))
+    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
 
 
 def only(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
     """The spec with no other mesh axes than these."""
     kept = [tuple(axis for axis in entry if axis in axes) for entry in axes_of(spec)]
-    return PartitionSpec(*(one[0] if len(one) == 1 else one or None for one in kept))
+    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
 
 
 def unshared(spec: PartitionSpec, finest: PartitionSpec, batch: tuple[str, ...]) -> PartitionSpec:

@@ -56,12 +56,12 @@ def product_of_copies(equation: Any, left: Any, right: Any, rows: int | None) ->
     def moved(numbers: tuple[Any, Any]) -> Any:
         """Dimensions after x has one more at `rows`, and the copies one more in front."""
         return [
-            tuple(at + (at > rows) if side == mine else at + 1 for at in one)
-            for side, one in enumerate(numbers)
+            tuple(at + (at > rows) if side == mine else at + 1 for at in own)
+            for side, own in enumerate(numbers)
         ]
 
     fronts = [(rows,) if side == mine else (0,) for side in (0, 1)]
-    batches = [(*front, *one) for front, one in zip(fronts, moved(batches), strict=True)]
+    batches = [(*front, *own) for front, own in zip(fronts, moved(batches), strict=True)]
     numbers: Any = moved(sums), batches
     out = jax.lax.dot_general(
         copies.each if is_left else x,

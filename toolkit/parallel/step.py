@@ -264,7 +264,7 @@ def sharded_train_step(
         # With check_vma=True, jax would sum gradients of replicated inputs by itself, but refuse
         # losses with a scan that starts from fresh zeros. Here every collective is written down.
         states = (
-            ExchangeState(PartitionSpec(), PartitionSpec(*layout.replica_spec[:1]))
+            ExchangeState(PartitionSpec(), PartitionSpec(*layout.replica_spec[:1]))  # pyright: ignore[reportArgumentType]
             if plan
             else None
         )

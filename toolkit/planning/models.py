@@ -63,7 +63,7 @@ def model_of(model: Any) -> LoopedConfig:
             config = dataclasses.replace(configuration_of(model), dtype="bfloat16")
         else:
             raise ValueError(
-                f"model {str(model)!r} is no file or folder, and no name that is known: "
+                f"model {str(model)!r} is neither a file, nor a folder, nor a known name: "
                 f"{', '.join(MODELS)}"
             )
     elif hasattr(own := getattr(model, "config", model), "to_dict"):

@@ -81,9 +81,9 @@ def auto_layout(
         >>> [tuple(row.spec) for row in layout.placements]
         [('model',), (None, 'model')]
     """
-    for name, one in (("batch_axis", batch_axis), ("axis", axis)):
-        if one not in mesh.shape:
-            raise ValueError(f"{name}={one!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+    for name, given in (("batch_axis", batch_axis), ("axis", axis)):
+        if given not in mesh.shape:
+            raise ValueError(f"{name}={given!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
     if axis == batch_axis:
         raise ValueError(f"axis={axis!r}: want another axis than batch_axis")
     sizes = dict(mesh.shape)
@@ -92,9 +92,9 @@ def auto_layout(
     def candidates() -> Iterator[Layout]:
         for rates in (machine, dataclasses.replace(machine, memory_bandwidth=1.0)):
             found = find_cuts(loss_fn, params, batch, sizes, batch_axis, axis, rates)
-            one = Layout(mesh, found.rows, PartitionSpec(batch_axis))
-            yield one
-            yield cut_further(one, batch_axis, found.stacked)
+            layout = Layout(mesh, found.rows, PartitionSpec(batch_axis))
+            yield layout
+            yield cut_further(layout, batch_axis, found.stacked)
 
     if memory is None:
         return next(candidates())
@@ -161,8 +161,8 @@ class _Model:
         pieces = sizes[batch_axis]
         self._axes = list(sizes)
         self.forward = jax.make_jaxpr(loss_fn)(params, batch)
-        results = [one.aval for one in self.forward.jaxpr.outvars]
-        is_float = [jnp.issubdtype(one.dtype, jnp.floating) for one in results]
+        results = [atom.aval for atom in self.forward.jaxpr.outvars]
+        is_float = [jnp.issubdtype(atom.dtype, jnp.floating) for atom in results]
         if is_float != [True] or results[0].shape:
             raise ValueError("loss_fn: want a function that returns one floating point scalar")
         self._program = jax.make_jaxpr(jax.value_and_grad(loss_fn))(params, batch)
@@ -212,26 +212,26 @@ class _Model:
         return follow(self._program, given, self._sizes, results=wanted, machine=self._machine)
 
     def seconds(self, cuts: list[Cut]) -> float:
-        held = 0.0
+        own_bytes = 0.0
         for row, cut in zip(self._rows, cuts, strict=True):
             pieces = math.prod(
                 size
                 for size, axis in zip(self._sizes.values(), self._factors, strict=True)
                 if cut[axis] >= 0
             )
-            held += float(np.prod(row.shape)) * row.dtype.itemsize / float(pieces)
-        update = _UPDATE_PASSES * held / self._machine.memory_bandwidth
+            own_bytes += float(np.prod(row.shape)) * row.dtype.itemsize / float(pieces)
+        update = _UPDATE_PASSES * own_bytes / self._machine.memory_bandwidth
         return self.flow(cuts).seconds(self._machine) + update
 
 
 def prime_factors(number: int) -> list[int]:
     """Smallest first; [1] of 1."""
-    factors, one = [], 2
+    factors, divisor = [], 2
     while number > 1:
-        while number % one == 0:
-            factors.append(one)
-            number //= one
-        one += 1
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
     return factors or [1]
 
 
@@ -251,16 +251,16 @@ def _search(model: _Model, groups: Groups, axis: int) -> tuple[Groups, dict[Any,
         sorted(groups, key=lambda group: alone[group]),
     )
     found = [_add_while_better(model, order, nothing, axis) for order in orders]
-    best, chosen = min(found, key=lambda one: one[0])
+    best, chosen = min(found, key=lambda choice: choice[0])
     rejected: dict[Any, float] = {}
     for group in list(chosen):  # an earlier cut may no longer pay
-        rest = [one for one in chosen if one != group]
+        rest = [other for other in chosen if other != group]
         if (now := model.seconds(model.cuts(rest, axis))) <= best:
             best, chosen = now, rest
     for group in groups:
         if group in chosen:
             continue
-        others = [one for one in chosen if not _conflict(group, one)]
+        others = [other for other in chosen if not _conflict(group, other)]
         if (now := model.seconds(model.cuts([group, *others], axis))) < best:
             best, chosen = now, [group, *others]
         else:
@@ -268,9 +268,9 @@ def _search(model: _Model, groups: Groups, axis: int) -> tuple[Groups, dict[Any,
     return chosen, rejected
 
 
-def _conflict(one: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...]) -> bool:
+def _conflict(first: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...]) -> bool:
     """Whether two loops would cut two dimensions of one parameter."""
-    return not {place for place, _ in one}.isdisjoint(place for place, _ in other)
+    return not {place for place, _ in first}.isdisjoint(place for place, _ in other)
 
 
 def _add_while_better(
@@ -278,7 +278,7 @@ def _add_while_better(
 ) -> tuple[float, Groups]:
     chosen: Groups = []
     for group in order:
-        if any(_conflict(group, one) for one in chosen):
+        if any(_conflict(group, taken) for taken in chosen):
             continue
         now = model.seconds(model.cuts([*chosen, group], axis))
         if now < seconds:
@@ -305,7 +305,7 @@ def _reason(
             "column": f"column: the product{where} keeps dimension {dimension}; nothing moves",
             "table": f"table: each device looks up its rows{where}; one all-reduce joins them",
         }[use.role]
-    costs = {place: cost for (one, place), cost in rejected.items() if one == position}
+    costs = {place: cost for (where, place), cost in rejected.items() if where == position}
     if costs:
         place = min(costs, key=costs.__getitem__)
         if math.isinf(costs[place]):

@@ -31,7 +31,7 @@ def cut_further(found: Layout, axis: str, stacked: set[tuple[int, int]]) -> Layo
     """The layout with every parameter cut along the batch's axis too, as ZeRO-3 does."""
 
     def finer(place: int, row: Placement) -> Placement:
-        layers = [at for one, at in stacked if one == place]
+        layers = [at for where, at in stacked if where == place]
         best, reason = largest_cut(row.shape, row.spec, found.mesh, (axis,), 0, layers)
         if best is None:
             return row

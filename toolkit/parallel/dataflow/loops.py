@@ -38,7 +38,7 @@ class Loops:
     def __init__(self, program: ClosedJaxpr, pieces: int) -> None:
         self._pieces, self._parent = pieces, {}
         self._inputs = program.jaxpr.invars
-        self._is_input: dict[Var, int] = {one: i for i, one in enumerate(self._inputs)}
+        self._is_input: dict[Var, int] = {atom: i for i, atom in enumerate(self._inputs)}
         self.uses: dict[tuple[int, int], Use] = {}
         self.stacked: set[tuple[int, int]] = set()  # (input, dimension) over which a scan runs
         self._scans: list[tuple[Any, list[Any], list[Any]]] = []  # with carries, scanned arrays
@@ -61,7 +61,7 @@ class Loops:
         roots = {self.root((self._inputs[place], 0)) for place in inputs}
 
         def has_rows(arrays: list[Any]) -> bool:
-            nodes = [(one, at) for one in arrays for at in range(len(one.aval.shape))]
+            nodes = [(atom, at) for atom in arrays for at in range(len(atom.aval.shape))]
             return any(self.root(node) in roots for node in nodes)
 
         return {
@@ -107,24 +107,24 @@ class Loops:
 
     def _call(self, equation: Any, inner: ClosedJaxpr, given: Any) -> None:
         offset = max(len(given) - len(inner.jaxpr.invars), 0)
-        for outer, one in zip(given[offset:], inner.jaxpr.invars, strict=True):
-            self._join_arrays(outer, one)
+        for outer, own in zip(given[offset:], inner.jaxpr.invars, strict=True):
+            self._join_arrays(outer, own)
         self._walk(inner.jaxpr)
-        for one, outer in zip(inner.jaxpr.outvars, equation.outvars, strict=True):
-            self._join_arrays(one, outer)
+        for own, outer in zip(inner.jaxpr.outvars, equation.outvars, strict=True):
+            self._join_arrays(own, outer)
 
     def _scan(self, equation: Any) -> None:
         body = equation.params["jaxpr"].jaxpr
         constants, carries = scan_counts(equation, body)
         first = constants + carries
         self._scans.append((equation, body.invars[constants:first], body.invars[first:]))
-        for place, (outer, one) in enumerate(zip(equation.invars, body.invars, strict=True)):
-            self._join_arrays(outer, one, int(place >= constants + carries))
+        for place, (outer, own) in enumerate(zip(equation.invars, body.invars, strict=True)):
+            self._join_arrays(outer, own, int(place >= constants + carries))
             if place >= constants + carries and isinstance(outer, Var) and outer in self._is_input:
                 self.stacked.add((self._is_input[outer], 0))
         self._walk(body)
-        for place, (outer, one) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
-            self._join_arrays(outer, one, int(place >= carries))
+        for place, (outer, own) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
+            self._join_arrays(outer, own, int(place >= carries))
         for before, after in zip(body.invars[constants:], body.outvars[:carries], strict=False):
             self._join_arrays(before, after)
 
@@ -142,10 +142,10 @@ class Loops:
             for dimension, letter in enumerate(letters):
                 if letter is not None:
                     nodes.setdefault(letter, []).append((atom, dimension))
-        for one in nodes.values():
-            sizes = [atom.aval.shape[dimension] for atom, dimension in one]
+        for found in nodes.values():
+            sizes = [atom.aval.shape[dimension] for atom, dimension in found]
             if math.gcd(self._pieces, *sizes) > 1 or self._pieces == 1:
-                self._join(one)  # those of too few heads by a factor of the pieces
+                self._join(found)  # those of too few heads by a factor of the pieces
                 some = {size % self._pieces == 0 for size in sizes}
                 self.has_too_few |= name == "reshape" and len(some) == 2
         first = equation.invars[0] if equation.invars else None

@@ -99,7 +99,7 @@ class Moves:
 
     def _all_reduce_seconds(self, atom: Any, cut: list[int], axis: int) -> float:
         size = self.sizes[axis]
-        pieces = math.prod(self.sizes[one] for one, place in enumerate(cut) if place != WHOLE)
+        pieces = math.prod(self.sizes[axis] for axis, place in enumerate(cut) if place != WHOLE)
         sent = 2 * _bytes(atom) / pieces * (size - 1) / size
         return self._time(sent, 2 * (size - 1))
 

@@ -38,7 +38,7 @@ def _inlined(jaxpr: Jaxpr) -> Jaxpr:
     equations: list[Any] = []
 
     def renamed(atoms: Any, names: dict[Var, Any]) -> list[Any]:
-        return [one if isinstance(one, Literal) else names.get(one, one) for one in atoms]
+        return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]
 
     for equation in jaxpr.eqns:
         equation = equation.replace(invars=renamed(equation.invars, known))
@@ -46,10 +46,10 @@ def _inlined(jaxpr: Jaxpr) -> Jaxpr:
         if name in CALLS and inner is not None and not inner.consts:
             body = _inlined(inner.jaxpr)
             names: dict[Var, Any] = dict(zip(body.invars, equation.invars, strict=True))
-            for one in body.eqns:
-                given = renamed(one.invars, names)
-                names |= {out: Var(out.aval) for out in one.outvars}
-                equations.append(one.replace(invars=given, outvars=renamed(one.outvars, names)))
+            for inner in body.eqns:
+                given = renamed(inner.invars, names)
+                names |= {out: Var(out.aval) for out in inner.outvars}
+                equations.append(inner.replace(invars=given, outvars=renamed(inner.outvars, names)))
             known |= zip(equation.outvars, renamed(body.outvars, names), strict=True)
             continue
         if name in ("scan", *REMATERIALISED) and inner is not None:
@@ -66,7 +66,7 @@ def scan_counts(equation: Any, body: Jaxpr) -> tuple[int, int]:
 
     def turns(outside, inside):
         pairs = zip(outside, inside, strict=True)
-        return sum(outer.aval.ndim != one.aval.ndim for outer, one in pairs)
+        return sum(outer.aval.ndim != own.aval.ndim for outer, own in pairs)
 
     carries = len(body.outvars) - turns(equation.outvars, body.outvars)
     return len(body.invars) - turns(equation.invars, body.invars) - carries, carries

@@ -80,7 +80,7 @@ class _Walk(Moves):
                 self._inline(equation, equation.params["branches"][-1], values, count, skip=1)
             else:
                 self._operation(equation, values, count)
-        return {one: values[one] for one in jaxpr.outvars if isinstance(one, Var)}
+        return {atom: values[atom] for atom in jaxpr.outvars if isinstance(atom, Var)}
 
     def _whole(self) -> Value:
         return Value((WHOLE,) * len(self.axes))
@@ -93,12 +93,12 @@ class _Walk(Moves):
     def _inline(
         self, equation: Any, inner: ClosedJaxpr, values: dict, count: int, skip: int = 0
     ) -> None:
-        given = [self._value(one, values) for one in equation.invars[skip:]]
+        given = [self._value(atom, values) for atom in equation.invars[skip:]]
         offset = len(given) - len(inner.jaxpr.invars)
         within = dict(zip(inner.jaxpr.invars, given[max(offset, 0) :], strict=True))
         self.run(inner.jaxpr, within, count)
-        for outer, one in zip(equation.outvars, inner.jaxpr.outvars, strict=True):
-            values[outer] = self._value(one, within)
+        for outer, atom in zip(equation.outvars, inner.jaxpr.outvars, strict=True):
+            values[outer] = self._value(atom, within)
 
     def _loop(self, equation: Any, values: dict, count: int) -> None:
         params = equation.params
@@ -110,7 +110,7 @@ class _Walk(Moves):
             body, constants = params["body_jaxpr"], params["body_nconsts"]
             given = list(equation.invars[params["cond_nconsts"] :])
             carries, trips = len(given) - constants, 1
-        cuts = [self._value(one, values).cut for one in given]
+        cuts = [self._value(atom, values).cut for atom in given]
         for position in range(constants + carries, len(given)):  # one layer of a stack at a time
             for axis in range(len(self.axes)):
                 if cuts[position][axis] == 0:
@@ -124,7 +124,7 @@ class _Walk(Moves):
             self.flow = Flow([])
             within = dict(zip(body.jaxpr.invars, map(Value, cuts), strict=True))
             self.run(body.jaxpr, within, count * trips)
-            outs = [self._value(one, within).cut for one in body.jaxpr.outvars]
+            outs = [self._value(atom, within).cut for atom in body.jaxpr.outvars]
             carried = [
                 tuple(a if a == b else WHOLE for a, b in zip(before, after, strict=True))
                 for before, after in zip(cuts[constants:], outs[:carries], strict=False)
@@ -141,14 +141,14 @@ class _Walk(Moves):
             if carried == cuts[constants : constants + carries]:
                 break
             cuts[constants : constants + carries] = carried
-        for place, one in enumerate(body.jaxpr.outvars):
-            if isinstance(one, Literal):
+        for place, atom in enumerate(body.jaxpr.outvars):
+            if isinstance(atom, Literal):
                 continue
-            value = self._value(one, within)
+            value = self._value(atom, within)
             # Stacked partial sums are summed once, after the loop.
             for axis in range(len(self.axes)):
                 if place < carries:
-                    self.settle(one, value, axis, carried[place][axis], count * trips, equation)
+                    self.settle(atom, value, axis, carried[place][axis], count * trips, equation)
         flow.moves += self.flow.moves
         flow.seconds_moving += self.flow.seconds_moving
         flow.flops += self.flow.flops
@@ -156,7 +156,7 @@ class _Walk(Moves):
         flow.loops |= self.flow.loops | ({id(equation)} if self.flow.moves else set())
         self.flow = flow
         for place, (outer, cut) in enumerate(zip(equation.outvars, outs, strict=True)):
-            stacked = tuple(one + (one >= 0) for one in cut)
+            stacked = tuple(place + (place >= 0) for place in cut)
             made_by = self._value(body.jaxpr.outvars[place], within).made_by
             values[outer] = Value(carried[place] if place < carries else stacked, made_by)
 
@@ -164,7 +164,7 @@ class _Walk(Moves):
         if equation.primitive.name == "sharding_constraint":
             spec = getattr(equation.params["sharding"], "spec", PartitionSpec())
             value = self._value(equation.invars[0], values)
-            free = [at for at, one in enumerate(spec) if one is PartitionSpec.UNCONSTRAINED]
+            free = [at for at, entry in enumerate(spec) if entry is PartitionSpec.UNCONSTRAINED]
             asked = cut_of(spec, len(equation.invars[0].aval.shape), self.axes)
             wanted = tuple(
                 now if place == WHOLE and now in free else place
@@ -175,7 +175,7 @@ class _Walk(Moves):
             values[equation.outvars[0]] = Value(wanted)
             return
         rule = self._rules.setdefault(id(equation), rule_of(equation))
-        operands = [self._value(one, values) for one in equation.invars]
+        operands = [self._value(atom, values) for atom in equation.invars]
         results = [[WHOLE] * len(self.axes) for _ in equation.outvars]
         work = flops_of(equation) * count
         local = _shapes(equation.invars), _shapes(equation.outvars)
@@ -187,8 +187,8 @@ class _Walk(Moves):
             if letter is None:
                 for out in results:
                     out[axis] = WHOLE
-                for one, value in zip(equation.invars, operands, strict=True):
-                    self.settle(one, value, axis, WHOLE, count, equation)
+                for atom, value in zip(equation.invars, operands, strict=True):
+                    self.settle(atom, value, axis, WHOLE, count, equation)
                 continue
             if letter == PARTIAL:
                 for out in results:
@@ -205,21 +205,21 @@ class _Walk(Moves):
                 ]
                 for shapes, names in zip(local, (rule.operands, rule.results), strict=True)
             )
-            for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True):
-                self.settle(one, value, axis, _place(letters, letter), count, equation)
+            for atom, value, letters in zip(equation.invars, operands, rule.operands, strict=True):
+                self.settle(atom, value, axis, _place(letters, letter), count, equation)
             for value, move in self._exchanges(equation, rule, operands, axis, letter):
                 self._record(*move, axis, count, value, equation)
             for out, letters in zip(results, rule.results, strict=True):
                 out[axis] = PARTIAL if letter in rule.summed else _place(letters, letter)
         self.flow.flops += work
         self.flow.cuts[id(equation)] = [tuple(cut) for cut in results]
-        for one, cut in zip(equation.outvars, results, strict=True):
-            values[one] = Value(tuple(cut), equation)
+        for atom, cut in zip(equation.outvars, results, strict=True):
+            values[atom] = Value(tuple(cut), equation)
             if equation.primitive.name in REDUCTIONS:  # only linear operations can defer a sum
                 for axis, place in enumerate(cut):
                     if place == PARTIAL:
-                        self.settle(one, values[one], axis, WHOLE, count, equation)
-                        values[one].forms[axis] = {WHOLE}
+                        self.settle(atom, values[atom], axis, WHOLE, count, equation)
+                        values[atom].forms[axis] = {WHOLE}
 
     def _choose(
         self,
@@ -252,8 +252,8 @@ class _Walk(Moves):
 
         def moving(letter: int | None) -> float:
             moved = sum(
-                self._seconds(one, value, axis, _place(letters, letter))
-                for one, value, letters in zip(
+                self._seconds(atom, value, axis, _place(letters, letter))
+                for atom, value, letters in zip(
                     equation.invars, operands, rule.operands, strict=True
                 )
             )
@@ -262,7 +262,9 @@ class _Walk(Moves):
 
         # Compilers do not gather operands of a product that they can compute as partial sums.
         if name == "dot_general":
-            options = [one for one in options if one in rule.summed and not moving(one)] or options
+            options = [
+                option for option in options if option in rule.summed and not moving(option)
+            ] or options
 
         def seconds(letter: int | None) -> float:
             moved = moving(letter)
@@ -281,8 +283,8 @@ class _Walk(Moves):
         return all(
             size % self.sizes[axis] == 0
             for shape, letters in zip(shapes, names, strict=True)
-            for size, one in zip(shape, letters, strict=True)
-            if one == letter
+            for size, own in zip(shape, letters, strict=True)
+            if own == letter
         )
 
     def _exchanges(
@@ -293,14 +295,14 @@ class _Walk(Moves):
         if letter is None or letter not in rule.exchanged:
             return []
         return [
-            (value, self._move(one, value, axis, _place(letters, letter)))
-            for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True)
+            (value, self._move(atom, value, axis, _place(letters, letter)))
+            for atom, value, letters in zip(equation.invars, operands, rule.operands, strict=True)
             if WHOLE not in value.forms[axis]
         ]
 
 
 def _shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(getattr(one.aval, "shape", ())) for one in atoms]
+    return [tuple(getattr(atom.aval, "shape", ())) for atom in atoms]
 
 
 def _place(letters: Sequence[int | None], letter: int | None) -> int:

@@ -50,9 +50,9 @@ def redco_layout(
         >>> {row.path: tuple(row.spec) for row in redco_layout(params, mesh).placements}
         {'attn/o/kernel': ('model',), 'attn/q/kernel': (None, 'model')}
     """
-    for name, one in (("axis", axis), ("batch_axis", batch_axis)):
-        if one not in mesh.shape:
-            raise ValueError(f"{name}={one!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+    for name, given in (("axis", axis), ("batch_axis", batch_axis)):
+        if given not in mesh.shape:
+            raise ValueError(f"{name}={given!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
     rows = placements_of(params, lambda shape: (PartitionSpec(), _WHOLE))
     choices = _choices(rows, mesh.shape[axis])
     placed = []

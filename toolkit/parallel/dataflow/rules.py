@@ -42,8 +42,8 @@ class Rule:
 
 def rule_of(equation: Any) -> Rule:
     """The rule of a jaxpr equation; without letters if the operation is unknown."""
-    inputs = [tuple(getattr(one.aval, "shape", ())) for one in equation.invars]
-    outputs = [tuple(getattr(one.aval, "shape", ())) for one in equation.outvars]
+    inputs = [tuple(getattr(atom.aval, "shape", ())) for atom in equation.invars]
+    outputs = [tuple(getattr(atom.aval, "shape", ())) for atom in equation.outvars]
     known = _RULES.get(equation.primitive.name)
     if known is not None:
         return known(equation.params, inputs, outputs)
@@ -54,10 +54,10 @@ def _elementwise(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rul
     """Dimensions of equal position and size share a letter; those of size 1 are repeated."""
     shape = outputs[0] if outputs else ()
 
-    def letters(one: Shape) -> Letters:
-        if len(one) != len(shape):
-            return (None,) * len(one)
-        return tuple(i if size == shape[i] else None for i, size in enumerate(one))
+    def letters(other: Shape) -> Letters:
+        if len(other) != len(shape):
+            return (None,) * len(other)
+        return tuple(i if size == shape[i] else None for i, size in enumerate(other))
 
     return Rule(tuple(map(letters, inputs)), tuple(map(letters, outputs)))
 
@@ -104,7 +104,7 @@ def _broadcast(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     out = tuple(range(len(outputs[0])))
     places = params["broadcast_dimensions"]
     same = [i if inputs[0][k] == outputs[0][i] else None for k, i in enumerate(places)]
-    return Rule((tuple(same), *((None,) * len(one) for one in inputs[1:])), (out,))
+    return Rule((tuple(same), *((None,) * len(size) for size in inputs[1:])), (out,))
 
 
 def _transpose(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
@@ -149,12 +149,12 @@ def _same_sizes(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule
             return (None,) * len(shape)
         return tuple(i if size == out[i] else None for i, size in enumerate(shape))
 
-    kept = [letters(one) for one in inputs]
-    arrays = [one for one, shape in zip(kept, inputs, strict=True) if len(shape) == len(out)]
+    kept = [letters(row) for row in inputs]
+    arrays = [row for row, shape in zip(kept, inputs, strict=True) if len(shape) == len(out)]
     # A dimension of which one operand has only a part cannot be cut in the others.
-    whole = {i for i in range(len(out)) if all(one[i] is not None for one in arrays)}
+    whole = {i for i in range(len(out)) if all(row[i] is not None for row in arrays)}
     return Rule(
-        tuple(tuple(i if i in whole else None for i in one) for one in kept),
+        tuple(tuple(i if i in whole else None for i in row) for row in kept),
         (tuple(i if i in whole else None for i in range(len(out))),),
     )
 
@@ -218,7 +218,7 @@ def _scatter_add(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rul
 
 def _convolution(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     numbers = params["dimension_numbers"]
-    left, right, out = (_without_letters(one) for one in (*inputs, outputs[0]))
+    left, right, out = (_without_letters(given) for given in (*inputs, outputs[0]))
     if params["feature_group_count"] == params["batch_group_count"] == 1:
         batch, channels, *_ = numbers.lhs_spec
         filters, inner, *_ = numbers.rhs_spec
@@ -234,7 +234,8 @@ def _without_letters(shape: Shape) -> list[int | None]:
 
 def _nothing(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     return Rule(
-        tuple((None,) * len(one) for one in inputs), tuple((None,) * len(one) for one in outputs)
+        tuple((None,) * len(shape) for shape in inputs),
+        tuple((None,) * len(shape) for shape in outputs),
     )
 
 

@@ -52,9 +52,9 @@ class Finding:
 
     Example:
         >>> from toolkit.measure import Collective
-        >>> one = Collective("all-reduce", 64, 64, 8, 112.0, 3, True, "psum")
+        >>> collective = Collective("all-reduce", 64, 64, 8, 112.0, 3, True, "psum")
         >>> cause = ("partial sums", "whole", "model.py:12", "loss", "dot", "add")
-        >>> Finding(ExplainedCollective(one, ("data",), *cause), ()).is_textbook
+        >>> Finding(ExplainedCollective(collective, ("data",), *cause), ()).is_textbook
         True
     """
 
@@ -93,9 +93,9 @@ class Blame:
         sent = self.explanation.bytes_sent
         lines = [f"a device sends {in_words(sent, 'bytes')} (compiled)"]
         for finding in self.findings:
-            one = finding.item
-            size = in_words(one.collective.total_bytes_sent, "bytes")
-            lines.append(f"{size} at {one.source}: {one.sentence}")
+            item = finding.item
+            size = in_words(item.collective.total_bytes_sent, "bytes")
+            lines.append(f"{size} at {item.source}: {item.sentence}")
             if finding.is_textbook:
                 lines.append("    needed: no single change lessens it (modelled)")
             for trial in finding.trials:
@@ -167,9 +167,9 @@ def blame(
     compiled: dict[str, Explanation] = {}
     flops: dict[str, float] = {}
 
-    def compile_it(one: Proposal) -> Explanation:
-        flops[one.words] = one.flow.flops / base.flow.flops if base.flow.flops else 1.0
-        return explain(one.variant.compile())
+    def compile_it(proposal: Proposal) -> Explanation:
+        flops[proposal.words] = proposal.flow.flops / base.flow.flops if base.flow.flops else 1.0
+        return explain(proposal.variant.compile())
 
     def trial_of(item: ExplainedCollective, words: str) -> Trial:
         after = compiled[words]
@@ -178,7 +178,7 @@ def blame(
         return Trial(words, is_gone and is_less, after.bytes_sent, flops[words])
 
     findings = []
-    by_size = sorted(explanation.collectives, key=lambda one: -one.collective.total_bytes_sent)
+    by_size = sorted(explanation.collectives, key=lambda item: -item.collective.total_bytes_sent)
     for item in by_size:
         trials: list[Trial] = []
         for proposal in proposals_for(item, base, every, RANKING)[:most_trials]:
@@ -195,7 +195,7 @@ def blame(
         if len(together) == 1:
             compiled.setdefault(proposal.words, after)
     # What sends no less in the compiled program is left away.
-    totals = [explanation.bytes_sent, *(one.bytes_sent for one in together)]
+    totals = [explanation.bytes_sent, *(change.bytes_sent for change in together)]
     together = together[: totals.index(min(totals))]
     # If the compiler moves what the model does not, a change made for another may remove it.
     for place, finding in enumerate(findings):

@@ -56,7 +56,7 @@ def _converted(jaxpr: Jaxpr, mesh: Mesh) -> Jaxpr:
 
     def converted(equation: Any) -> list[Any]:
         name, params = equation.primitive.name, dict(equation.params)
-        given = [renamed(one) for one in equation.invars]
+        given = [renamed(atom) for atom in equation.invars]
         if name == "mesh_cast":  # between explicit and auto axes
             names[equation.outvars[0]] = given[0]
             return []
@@ -64,7 +64,7 @@ def _converted(jaxpr: Jaxpr, mesh: Mesh) -> Jaxpr:
             (key for key in _SHARDINGS if isinstance(params.get(key), NamedSharding)), None
         )
         sharding = None if decided is None else NamedSharding(mesh, params.pop(decided).spec)
-        outs = [renamed(one) for one in equation.outvars]
+        outs = [renamed(atom) for atom in equation.outvars]
         if sharding is not None and name in ("reshard", "sharding_constraint"):
             return [constraint(given[0], outs[0], sharding, equation.source_info)]
         if name == "shard_map":
@@ -75,16 +75,18 @@ def _converted(jaxpr: Jaxpr, mesh: Mesh) -> Jaxpr:
         params |= {} if decided is None else {decided: None}
         is_copied = "transpose(" in str(equation.source_info.name_stack)
         ends = [] if sharding is None or name in _FRESH or is_copied else outs[:1]
-        results = [Var(one.aval) for one in ends] + outs[len(ends) :]
+        results = [Var(atom.aval) for atom in ends] + outs[len(ends) :]
         changed = equation.replace(invars=given, outvars=results, params=params, ctx=context)
-        held = zip(results, ends, strict=False)
-        return [changed, *(constraint(*one, sharding, equation.source_info) for one in held)]
+        pairs = zip(results, ends, strict=False)
+        return [changed, *(constraint(*pair, sharding, equation.source_info) for pair in pairs)]
 
     places = {
-        name: [renamed(one) for one in getattr(jaxpr, name)] for name in ("constvars", "invars")
+        name: [renamed(atom) for atom in getattr(jaxpr, name)] for name in ("constvars", "invars")
     }
     equations = [new for equation in jaxpr.eqns for new in converted(equation)]
-    return jaxpr.replace(**places, eqns=equations, outvars=[renamed(one) for one in jaxpr.outvars])
+    return jaxpr.replace(
+        **places, eqns=equations, outvars=[renamed(atom) for atom in jaxpr.outvars]
+    )
 
 
 def _value(value: Any, mesh: Mesh) -> Any:
@@ -94,7 +96,7 @@ def _value(value: Any, mesh: Mesh) -> Any:
     if isinstance(value, ClosedJaxpr):
         return with_constraints(value, mesh)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_value(one, mesh) for one in value)
+        return tuple(_value(inner, mesh) for inner in value)
     if isinstance(value, NamedSharding):
         return NamedSharding(mesh, value.spec)
     if isinstance(value, Mesh | AbstractMesh) and not value.empty:

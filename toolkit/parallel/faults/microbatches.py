@@ -23,10 +23,10 @@ def reordered(variant: Variant) -> Iterator[tuple[str, Variant]]:
     """Each set of reshapes whose microbatches are scanned together, reordered."""
     for jaxpr in programs_of(variant.program.jaxpr):
         for (micro, rows), splits in _microbatches(jaxpr).items():
-            chosen = {id(one) for one in splits}
+            chosen = {id(split) for split in splits}
             program = changed(
                 variant.program,
-                lambda one, chosen=chosen: _swapped(one) if id(one) in chosen else [one],
+                lambda split, chosen=chosen: _swapped(split) if id(split) in chosen else [split],
             )
             words = (
                 f"reshape {micro * rows} rows at {source_of(splits[0])} to ({rows}, {micro}) and "
@@ -37,30 +37,30 @@ def reordered(variant: Variant) -> Iterator[tuple[str, Variant]]:
 
 def _microbatches(jaxpr: Jaxpr) -> dict[tuple[int, int], list[Any]]:
     """(microbatches, rows of each) -> the reshapes that make them, if only scans see their rows."""
-    made_by: dict[Any, Any] = {out: one for one in jaxpr.eqns for out in one.outvars}
-    used = [one for equation in jaxpr.eqns for one in equation.invars] + list(jaxpr.outvars)
-    uses = Counter(one for one in used if isinstance(one, Var))
-    scanned: Counter[Any] = Counter(one for equation in jaxpr.eqns for one in _scanned(equation))
+    made_by: dict[Any, Any] = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+    used = [atom for equation in jaxpr.eqns for atom in equation.invars] + list(jaxpr.outvars)
+    uses = Counter(atom for atom in used if isinstance(atom, Var))
+    scanned: Counter[Any] = Counter(atom for equation in jaxpr.eqns for atom in _scanned(equation))
     found: dict[tuple[int, int], list[Any]] = {}
-    all_splits: list[Any] = [one for one in jaxpr.eqns if _is_split(one)]
-    for one in all_splits:
-        found.setdefault(one.outvars[0].aval.shape[:2], []).append(one)
+    all_splits: list[Any] = [split for split in jaxpr.eqns if _is_split(split)]
+    for split in all_splits:
+        found.setdefault(split.outvars[0].aval.shape[:2], []).append(split)
 
-    def is_inside(one: Any) -> bool:
+    def is_inside(atom: Any) -> bool:
         """Whether an array of microbatches is made by a scan or a split, and only scans read it."""
-        maker = made_by.get(one)
+        maker = made_by.get(atom)
         is_made = maker is not None and (maker.primitive.name == "scan" or _is_split(maker))
-        return is_made and uses[one] == scanned[one]
+        return is_made and uses[atom] == scanned[atom]
 
     def rows_stay_inside(sizes: tuple[int, int]) -> bool:
-        loops = [one for one in jaxpr.eqns if one.primitive.name == "scan"]
-        stacks: list[Any] = [one for loop in loops for one in (*_scanned(loop), *_stacked(loop))]
-        return all(is_inside(one) for one in stacks if one.aval.shape[:2] == sizes)
+        loops = [loop for loop in jaxpr.eqns if loop.primitive.name == "scan"]
+        stacks: list[Any] = [atom for loop in loops for atom in (*_scanned(loop), *_stacked(loop))]
+        return all(is_inside(atom) for atom in stacks if atom.aval.shape[:2] == sizes)
 
     return {
         sizes: splits
         for sizes, splits in found.items()
-        if rows_stay_inside(sizes) and all(scanned[one.outvars[0]] for one in splits)
+        if rows_stay_inside(sizes) and all(scanned[split.outvars[0]] for split in splits)
     }
 
 
@@ -69,7 +69,7 @@ def _is_split(equation: Any) -> bool:
     if equation.primitive.name != "reshape" or equation.params["dimensions"] is not None:
         return False
     (before,), (after,) = (
-        [one.aval.shape for one in end] for end in (equation.invars, equation.outvars)
+        [atom.aval.shape for atom in end] for end in (equation.invars, equation.outvars)
     )
     return len(after) > 1 and (after[0] * after[1], *after[2:]) == before
 
@@ -79,7 +79,9 @@ def _scanned(equation: Any) -> list[Any]:
     if equation.primitive.name != "scan":
         return []
     constants, carries = scan_counts(equation, equation.params["jaxpr"].jaxpr)
-    return [one for one in equation.invars[constants + carries :] if not isinstance(one, Literal)]
+    return [
+        atom for atom in equation.invars[constants + carries :] if not isinstance(atom, Literal)
+    ]
 
 
 def _stacked(equation: Any) -> list[Any]:
@@ -95,10 +97,10 @@ def _swapped(split: Any) -> list[Any]:
     ).jaxpr
     names = {traced.invars[0]: split.invars[0], traced.outvars[0]: split.outvars[0]}
     return [
-        one.replace(
-            invars=[names.get(atom, atom) for atom in one.invars],
-            outvars=[names.get(atom, atom) for atom in one.outvars],
+        inner.replace(
+            invars=[names.get(atom, atom) for atom in inner.invars],
+            outvars=[names.get(atom, atom) for atom in inner.outvars],
             source_info=split.source_info,
         )
-        for one in traced.eqns
+        for inner in traced.eqns
     ]

@@ -33,7 +33,7 @@ class Proposal:
 def all_proposals(variant: Variant, machine: Machine) -> list[Proposal]:
     """Every single change: an array with those that belong to it, a result, a constraint, the
     reshapes that make microbatches."""
-    reshapes = ((*one, False) for one in reordered(variant))
+    reshapes = ((*change, False) for change in reordered(variant))
     changes = itertools.chain(_arrays(variant), _constraints(variant), reshapes)
     return [
         Proposal(words, changed, changed.flow(machine), bytes_held(changed), is_aligned)
@@ -51,21 +51,21 @@ def proposals_for(
     increases the memory held per device.
     """
     before = _moved(base.flow, item)
-    if before == 0.0 and (held := _held_as_modelled(item, base, machine)) is not None:
-        return [held]
+    if before == 0.0 and (kept := _held_as_modelled(item, base, machine)) is not None:
+        return [kept]
     better = [
-        one
-        for one in every
-        if one.flow.bytes_sent < base.flow.bytes_sent
-        and one.bytes_held <= base.bytes_held
-        and (_moved(one.flow, item) < before or before == 0.0)
+        proposal
+        for proposal in every
+        if proposal.flow.bytes_sent < base.flow.bytes_sent
+        and proposal.bytes_held <= base.bytes_held
+        and (_moved(proposal.flow, item) < before or before == 0.0)
     ]
     return sorted(
         better,
-        key=lambda one: (
-            not one.is_aligned,
-            one.bytes_held < base.bytes_held,
-            one.flow.seconds(machine),
+        key=lambda proposal: (
+            not proposal.is_aligned,
+            proposal.bytes_held < base.bytes_held,
+            proposal.flow.seconds(machine),
         ),
     )
 
@@ -73,8 +73,8 @@ def proposals_for(
 def bytes_held(variant: Variant) -> float:
     """Bytes of arguments per device."""
     total = 0.0
-    for one, spec in zip(variant.program.jaxpr.invars, variant.arguments, strict=True):
-        size = float(one.aval.size * one.aval.dtype.itemsize)  # type: ignore[attr-defined]
+    for atom, spec in zip(variant.program.jaxpr.invars, variant.arguments, strict=True):
+        size = float(atom.aval.size * atom.aval.dtype.itemsize)  # type: ignore[attr-defined]
         for axis in itertools.chain.from_iterable(axes_of(spec)):
             size /= variant.mesh.shape[axis]
         total += size
@@ -102,15 +102,15 @@ def _held_as_modelled(
         words.append(written(specs[id(equation)]))
     if not specs:
         return None
-    held = base.variant.add_constraints(item.source, specs)
+    changed = base.variant.add_constraints(item.source, specs)
     text = f"constrain what {item.source} makes to {words[-1]}"
-    return Proposal(text, held, held.flow(machine), base.bytes_held)
+    return Proposal(text, changed, changed.flow(machine), base.bytes_held)
 
 
 def _arrays(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
     """Move one axis to another dimension, in an argument and all arrays that belong to it."""
     seen = set()
-    shapes = [tuple(one.aval.shape) for one in variant.program.jaxpr.invars]  # type: ignore
+    shapes = [tuple(atom.aval.shape) for atom in variant.program.jaxpr.invars]  # type: ignore
     for names, shape in zip(variant.names, shapes, strict=True):
         family = [
             i
@@ -132,8 +132,8 @@ def _arrays(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
         present = {_key(spec): spec for spec in places}
         options = dict(present)
         for spec in list(options.values()):
-            for one in _other_places(spec, shape, variant):
-                options.setdefault(_key(one), one)
+            for place in _other_places(spec, shape, variant):
+                options.setdefault(_key(place), place)
         for spec in options.values():
             if any(_key(spec) != _key(place) for place in places):
                 is_aligned = len(present) > 1 and _key(spec) in present
@@ -163,13 +163,13 @@ def _move(
 def _constraints(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
     for where in variant.constraints():
         source, shape, spec = where
-        for one in _other_places(spec, shape, variant):
+        for place in _other_places(spec, shape, variant):
             # With fewer parts, devices would hold and compute more.
-            if _key(one) == _key(spec) or _parts(one, variant) < _parts(spec, variant):
+            if _key(place) == _key(spec) or _parts(place, variant) < _parts(spec, variant):
                 continue
             size = "x".join(map(str, shape))
-            words = f"constrain {size} at {source} to {written(one)}, not {written(spec)}"
-            yield words, variant.constrain(where, one), False
+            words = f"constrain {size} at {source} to {written(place)}, not {written(spec)}"
+            yield words, variant.constrain(where, place), False
 
 
 def _parts(spec: PartitionSpec, variant: Variant) -> int:
@@ -200,13 +200,13 @@ def spec_with(
 ) -> PartitionSpec:
     """The spec with a dimension cut along just these axes, and no other dimension along them."""
     entries = [*axes_of(spec), *[()] * (rank - len(axes_of(spec)))]
-    entries = [tuple(axis for axis in one if axis not in axes) for one in entries]
+    entries = [tuple(axis for axis in entry if axis not in axes) for entry in entries]
     entries[dimension] = axes
     return _spec(entries)
 
 
 def _spec(entries: list[tuple[str, ...]]) -> PartitionSpec:
-    places = [None if not one else one[0] if len(one) == 1 else one for one in entries]
+    places = [None if not entry else entry[0] if len(entry) == 1 else entry for entry in entries]
     while places and places[-1] is None:
         places.pop()
     return PartitionSpec(*places)

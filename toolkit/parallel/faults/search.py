@@ -37,9 +37,9 @@ def best_changes(base: Proposal, machine: Machine, most: int) -> list[Proposal]:
         best = options[:1]
         if not best or not _is_faster(best[0], now, machine):
             pairs = [
-                [one, two]
-                for one in options[:_PAIRS]
-                for two in _options(one, base.bytes_held, machine)[:1]
+                [first, two]
+                for first in options[:_PAIRS]
+                for two in _options(first, base.bytes_held, machine)[:1]
             ]
             best = min(pairs, key=lambda pair: pair[1].flow.seconds(machine), default=[])
         if not best or not _is_faster(best[-1], now, machine):
@@ -49,8 +49,8 @@ def best_changes(base: Proposal, machine: Machine, most: int) -> list[Proposal]:
     return found[:most]
 
 
-def _is_faster(one: Proposal, now: Proposal, machine: Machine) -> bool:
-    return one.flow.seconds(machine) < now.flow.seconds(machine) * (1 - 1e-6)
+def _is_faster(proposal: Proposal, now: Proposal, machine: Machine) -> bool:
+    return proposal.flow.seconds(machine) < now.flow.seconds(machine) * (1 - 1e-6)
 
 
 def _options(now: Proposal, most_bytes: float, machine: Machine) -> list[Proposal]:
@@ -62,8 +62,8 @@ def _options(now: Proposal, most_bytes: float, machine: Machine) -> list[Proposa
     ]
     options += all_proposals(now.variant, machine)
     return sorted(
-        (one for one in options if one.bytes_held <= most_bytes),
-        key=lambda one: one.flow.seconds(machine),
+        (proposal for proposal in options if proposal.bytes_held <= most_bytes),
+        key=lambda proposal: proposal.flow.seconds(machine),
     )
 
 
@@ -72,11 +72,15 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
     jaxpr, sizes = variant.program.jaxpr, variant.mesh.shape
     loops = Loops(variant.program, 1)
     results: Any = variant.results or ()
-    held = {id(one): one for one in equations(jaxpr) if one.primitive.name == "sharding_constraint"}
+    constraints = {
+        id(equation): equation
+        for equation in equations(jaxpr)
+        if equation.primitive.name == "sharding_constraint"
+    }
     places: dict[Any, list[tuple[str, Any, int]]] = {}
-    arrays = [("argument", i, one) for i, one in enumerate(jaxpr.invars)]
-    arrays += [("result", i, one) for i, one in enumerate(jaxpr.outvars[: len(results)])]
-    arrays += [("constraint", i, one.invars[0]) for i, one in held.items()]
+    arrays = [("argument", i, atom) for i, atom in enumerate(jaxpr.invars)]
+    arrays += [("result", i, atom) for i, atom in enumerate(jaxpr.outvars[: len(results)])]
+    arrays += [("constraint", i, equation.invars[0]) for i, equation in constraints.items()]
     for kind, i, variable in arrays:
         for dimension, size in enumerate(getattr(variable.aval, "shape", ())):
             if size > 1:
@@ -85,16 +89,16 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
 
     def spec_at(kind: str, i: Any) -> PartitionSpec:
         if kind == "constraint":
-            return held[i].params["sharding"].spec
+            return constraints[i].params["sharding"].spec
         places = variant.arguments if kind == "argument" else results
         return places[i]
 
-    shapes = {(kind, i): tuple(one.aval.shape) for kind, i, one in arrays}
+    shapes = {(kind, i): tuple(atom.aval.shape) for kind, i, atom in arrays}
     for members in places.values():
         present = [(*axes_of(spec_at(kind, i)), *[()] * 9)[at] for kind, i, at in members]
         options = dict.fromkeys([*present, (), tuple(sizes), *[(axis,) for axis in sizes]])
         for axes in options:
-            if all(axes == one for one in present):
+            if all(axes == other for other in present):
                 continue
             changed, named = variant, []
             done: set[tuple[str, Any]] = set()
@@ -110,7 +114,7 @@ def _loops(variant: Variant) -> Iterator[tuple[str, Variant]]:
                 if spec == before or shape[at] % pieces:
                     continue
                 if kind == "constraint":
-                    where = constraint_of(held[i])
+                    where = constraint_of(constraints[i])
                     changed = changed.constrain(where, spec)
                     named.append(f"what {where[0]} constrains {_code(spec)}")
                     continue
@@ -130,9 +134,9 @@ def _swaps(variant: Variant) -> Iterator[tuple[str, Variant]]:
         cut = [at for at, axes in enumerate(entries) if axes]
         if len(cut) != 2:
             continue
-        one, two = cut
-        entries[one], entries[two] = entries[two], entries[one]
-        swapped = spec_with(PartitionSpec(), len(shape), one, entries[one])
+        a, b = cut
+        entries[a], entries[b] = entries[b], entries[a]
+        swapped = spec_with(PartitionSpec(), len(shape), a, entries[a])
         swapped = spec_with(swapped, len(shape), two, entries[two])
         pieces = [[variant.mesh.shape[axis] for axis in entries[at]] for at in cut]
         if any(shape[at] % max(sizes) for at, sizes in zip(cut, pieces, strict=True)):

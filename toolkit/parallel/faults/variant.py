@@ -74,12 +74,12 @@ class Variant:
         axes = list(self.mesh.shape)
         jaxpr = self.program.jaxpr
         cuts = [
-            cut_of(spec, len(one.aval.shape), axes)  # type: ignore[attr-defined]
-            for one, spec in zip(jaxpr.invars, self.arguments, strict=True)
+            cut_of(spec, len(atom.aval.shape), axes)  # type: ignore[attr-defined]
+            for atom, spec in zip(jaxpr.invars, self.arguments, strict=True)
         ]
         results = [
-            cut_of(spec, len(one.aval.shape), axes)  # type: ignore[attr-defined]
-            for one, spec in zip(jaxpr.outvars, self.results or (), strict=False)
+            cut_of(spec, len(atom.aval.shape), axes)  # type: ignore[attr-defined]
+            for atom, spec in zip(jaxpr.outvars, self.results or (), strict=False)
         ]
         sizes = dict(self.mesh.shape)
         return follow(self.program, cuts, sizes, results=results or None, machine=machine)
@@ -87,9 +87,9 @@ class Variant:
     def constraints(self) -> list[Constraint]:
         """The constraints on intermediate arrays in the program."""
         found = [
-            constraint_of(one)
-            for one in equations(self.program.jaxpr)
-            if one.primitive.name == "sharding_constraint"
+            constraint_of(equation)
+            for equation in equations(self.program.jaxpr)
+            if equation.primitive.name == "sharding_constraint"
         ]
         return list(dict.fromkeys(found))
 
@@ -118,8 +118,8 @@ class Variant:
             outer = equation.outvars[0]
             inner = Var(outer.aval)
             sharding = NamedSharding(self.mesh, specs[id(equation)])
-            held = constraint(inner, outer, sharding, equation.source_info)
-            return [equation.replace(outvars=[inner, *equation.outvars[1:]]), held]
+            constrained = constraint(inner, outer, sharding, equation.source_info)
+            return [equation.replace(outvars=[inner, *equation.outvars[1:]]), constrained]
 
         return dataclasses.replace(self, program=changed(self.program, change))
 
@@ -167,7 +167,9 @@ def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     named = [getattr(leaf, "sharding", None) for _, leaf in leaves]
     meshes = [
-        one.mesh for one in named if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)
+        sharding.mesh
+        for sharding in named
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
     ]
     if not meshes:
         raise ValueError("arguments: none has a NamedSharding; want arrays or structs on a mesh")
@@ -178,14 +180,16 @@ def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
     if is_explicit:
         with jax.set_mesh(mesh):
             program, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        specs = tuple(one.aval.sharding.spec for one in program.jaxpr.outvars)  # type: ignore
+        specs = tuple(atom.aval.sharding.spec for atom in program.jaxpr.outvars)  # type: ignore
         mesh = on_auto_axes(mesh)
         program = with_constraints(program, mesh)
     else:
         program, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
     out_leaves = jax.tree_util.tree_leaves_with_path(out)
     if results is not None:
-        places = jax.tree.leaves(results, is_leaf=lambda one: isinstance(one, NamedSharding))
+        places = jax.tree.leaves(
+            results, is_leaf=lambda sharding: isinstance(sharding, NamedSharding)
+        )
         if len(places) != len(out_leaves):
             raise ValueError(f"results has {len(places)} shardings; want {len(out_leaves)}")
         specs = tuple(place.spec for place in places)
@@ -205,7 +209,10 @@ def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
         program,
         mesh,
         tuple(_words(path, parameters) for path, _ in leaves),
-        tuple(one.spec if isinstance(one, NamedSharding) else PartitionSpec() for one in named),
+        tuple(
+            sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+            for sharding in named
+        ),
         tuple(_words(path, ()) for path, _ in out_leaves),
         specs,
         call,

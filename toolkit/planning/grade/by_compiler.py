@@ -126,15 +126,15 @@ def verify_plan(found: Plan, most: int = 3) -> str:
         ))  # fmt: skip
         return is_held
 
-    held = [each for each in everyone[:most] if fits(each)]
-    words = "as planned" if held[:1] == everyone[:1] else "re-ranked: faster ones do not fit"
+    fitting = [each for each in everyone[:most] if fits(each)]
+    words = "as planned" if fitting[:1] == everyone[:1] else "re-ranked: faster ones do not fit"
     smaller = everyone[0]
-    while not held and len(tried) < 2 * most:
+    while not fitting and len(tried) < 2 * most:
         words = "repaired: none of the plans fits"
         if (smaller := _repaired(smaller)) is None:
             break
-        held = [smaller] if fits(smaller) else []
-    verdict = f"{held[0].strategy}, {words}" if held else "nothing fits as compiled"
+        fitting = [smaller] if fits(smaller) else []
+    verdict = f"{fitting[0].strategy}, {words}" if fitting else "nothing fits as compiled"
     return f"{text_table(table, '<>>>>>')}\ncompiled for {devices_words(everyone[0])}: {verdict}"
 
 

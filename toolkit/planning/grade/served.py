@@ -85,10 +85,10 @@ def _latent_throughput(row: Mapping[str, Any], scheme: str, slices: int) -> floa
     """Tokens per second of attention alone with the most rows that fit."""
     how: dict[str, Any] = {"scheme": scheme, "slices": slices or row["slices"]}
     how |= {"other_parameters": 0.0}
-    one = decode_cost(row["model"], 1, row["context"], row["chips"], **how)
+    single = decode_cost(row["model"], 1, row["context"], row["chips"], **how)
     memory = _where(row).chip.memory_bytes
-    layers = one.memory_bytes / (one.weight_bytes + one.cache_bytes)
-    batch = int((memory / layers - one.weight_bytes) / one.cache_bytes)
+    layers = single.memory_bytes / (single.weight_bytes + single.cache_bytes)
+    batch = int((memory / layers - single.weight_bytes) / single.cache_bytes)
     return batch / decode_cost(row["model"], batch, row["context"], row["chips"], **how).seconds
 
 

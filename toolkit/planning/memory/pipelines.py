@@ -54,14 +54,14 @@ def pipeline_memory(
     )
     rows, places, found = strategy.chunks // config.loops, stage_places(config, strategy), []
     for device in range(strategy.pipeline):
-        held = tuple(
+        layers = tuple(
             kinds[next(other for other in (layer, *place) if other is not None)]
             for _, place in places
             for layer in place[device * rows : (device + 1) * rows]
         )
-        kept = config.loops * sum(each[kind][0] for kind in held)
-        found.append((held, waiting / kept))
-    memories = (memory_of(*sizes, layers=held, in_flight=share) for held, share in {*found})
+        kept = config.loops * sum(each[kind][0] for kind in layers)
+        found.append((layers, waiting / kept))
+    memories = (memory_of(*sizes, layers=layers, in_flight=share) for layers, share in {*found})
     return max(memories, key=lambda memory: memory.total)
 
 

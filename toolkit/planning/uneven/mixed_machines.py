@@ -268,10 +268,10 @@ def _fill(groups, kinds: Mapping[str, ChipKind], layers: int, efficiency: float)
     if over:
         return 0.0, ()
     stages = [
-        MixedStage(name, size, held) for (name, size), held in zip(groups, holds, strict=True)
+        MixedStage(name, size, count) for (name, size), count in zip(groups, holds, strict=True)
     ]
     stages.sort(key=lambda stage: -kinds[stage.kind].room * stage.chips)
-    return 1 / max(held / speed for held, speed in zip(holds, speeds, strict=True)), tuple(stages)
+    return 1 / max(count / speed for count, speed in zip(holds, speeds, strict=True)), tuple(stages)
 
 
 def _shared(rates: tuple[float, ...], batch: int) -> tuple[int, ...]:

@@ -182,16 +182,16 @@ def _balanced(took, allowed, tokens, room: float, limit: float):
     items, bins = took.shape
     count = items * bins
     once = np.zeros((items, count + 1))
-    loads, held = np.zeros((bins, count + 1)), np.zeros((bins, count + 1))
+    loads, used = np.zeros((bins, count + 1)), np.zeros((bins, count + 1))
     for i in range(items):
         once[i, i * bins : (i + 1) * bins] = 1
     for r in range(bins):
         loads[r, r:count:bins], loads[r, count] = took[:, r], -1
-        held[r, r:count:bins] = tokens
+        used[r, r:count:bins] = tokens
     most: Any = np.append(allowed.ravel().astype(float), np.inf)
     rows = [LinearConstraint(once, 1.0, 1.0), LinearConstraint(loads, -np.inf, 0.0)]
     if math.isfinite(room):
-        rows.append(LinearConstraint(held, -np.inf, room))
+        rows.append(LinearConstraint(used, -np.inf, room))
     solved = milp(
         np.append(np.zeros(count), 1.0), constraints=rows,
         integrality=np.append(np.ones(count), 0.0),
