@@ -88,6 +88,17 @@ def programs(request):
 
 
 @pytest.fixture(scope="module")
+def not_cached():
+    """XLA for CPUs (jax 0.10) does not order the collectives of a program that it loads, and aborts
+    where two of them meet: a pipeline's are compiled anew in every run."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.fixture(scope="module")
 def source_lines():
     """From here to the end of a file programs know their lines, as outside of the tests."""
     jax.config.update("jax_traceback_in_locations_limit", LINES)

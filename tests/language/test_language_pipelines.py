@@ -10,6 +10,8 @@ from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.parallel import make_mesh
 from toolkit.schedules import interleaved, one_forward_one_backward, zero_bubble_h1
 
+pytestmark = pytest.mark.usefixtures("not_cached")
+
 TOLERANCE = 1e-12  # float64
 
 

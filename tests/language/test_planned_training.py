@@ -10,6 +10,8 @@ from toolkit.language import TrainingRun, train_language_model
 from toolkit.looped import LoopedConfig
 from toolkit.planning import SavedPlan, Strategy, load_plan, predict, save_plan
 
+pytestmark = pytest.mark.usefixtures("not_cached")
+
 ROUNDING = 1e-5  # float32 losses, summed in another order
 CONFIG = LoopedConfig.tiny(
     "full full full", loops=1, width=32, heads=4, feed_forward=32, tied_embedding=False

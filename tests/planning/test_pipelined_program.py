@@ -17,6 +17,8 @@ from toolkit.planning.grade.forms import packed, unpacked
 from toolkit.planning.grade.sent import sent_by_device
 from toolkit.schedules import breadth_first, to_csv
 
+pytestmark = pytest.mark.usefixtures("not_cached")
+
 ROUNDING = 1e-5  # float32, relative to the largest gradient of an array
 FLOAT64 = 1e-11  # the same
 SMALL = 0.02  # of the bytes sent: sums of vectors and of the head's scalars

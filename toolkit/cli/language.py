@@ -237,3 +237,10 @@ def enable_compilation_cache(folder: Path | None = None) -> None:
 
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     jax.config.update("jax_compilation_cache_dir", str(folder or home / "mlsys-toolkit" / "xla"))
+
+
+def keep_no_programs() -> None:
+    """Write no compiled program from now on; what was written is read as before."""
+    import jax
+
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))

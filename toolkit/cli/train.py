@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from toolkit.cli.language import OwnModules, enable_compilation_cache, import_modules
+from toolkit.cli.language import (
+    OwnModules,
+    enable_compilation_cache,
+    import_modules,
+    keep_no_programs,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +221,10 @@ def _devices(directory: Path, start: Start, settings: dict[str, Any], cores: Any
         return 1 if cores is None else cores
     if start.simulated_devices != 1:
         simulate_devices(start.simulated_devices)
+    if start.plan:
+        # XLA for CPUs does not order the collectives of a program that it loads, and aborts where
+        # two of them meet.
+        keep_no_programs()
     if join_processes(start.processes) > 1:
         enable_compilation_cache(directory / "programs")  # which all hosts see
         return 1

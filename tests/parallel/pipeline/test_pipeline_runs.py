@@ -23,6 +23,8 @@ from toolkit.schedules import (
     zero_bubble_v,
 )
 
+pytestmark = pytest.mark.usefixtures("not_cached")
+
 TOLERANCE = 1e-12  # float64
 MEMORY = 0.15
 WIDTH, WORDS, MICROBATCHES, BATCH, TIME = 8, 11, 4, 2, 3

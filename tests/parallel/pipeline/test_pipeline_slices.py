@@ -9,6 +9,8 @@ from toolkit.parallel import make_mesh
 from toolkit.parallel.pipeline import Context, Pipeline
 from toolkit.schedules import gpipe, one_forward_one_backward
 
+pytestmark = pytest.mark.usefixtures("not_cached")
+
 TOLERANCE = 1e-12  # float64
 WIDTH, TIME, SLICES, SEQUENCES, BATCH = 6, 12, 3, 2, 2
 PART = TIME // SLICES

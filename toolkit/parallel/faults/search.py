@@ -137,7 +137,7 @@ def _swaps(variant: Variant) -> Iterator[tuple[str, Variant]]:
         a, b = cut
         entries[a], entries[b] = entries[b], entries[a]
         swapped = spec_with(PartitionSpec(), len(shape), a, entries[a])
-        swapped = spec_with(swapped, len(shape), two, entries[two])
+        swapped = spec_with(swapped, len(shape), b, entries[b])
         pieces = [[variant.mesh.shape[axis] for axis in entries[at]] for at in cut]
         if any(shape[at] % max(sizes) for at, sizes in zip(cut, pieces, strict=True)):
             continue
