@@ -104,7 +104,11 @@ def test_megatron_cuts_heads_and_hidden_sizes():
     assert specs_of(told, r"mixer/key/kernel$") == {P()}
 
 
-@pytest.mark.parametrize("word", sorted({*LAYERS} - {"channel_mix"}))  # which has no heads
+# Their outputs are contracted in groups of heads, which no device has its own of.
+IN_GROUPS = {"csa", "hca", "shared_window"}
+
+
+@pytest.mark.parametrize("word", sorted({*LAYERS} - IN_GROUPS - {"channel_mix"}))  # without heads
 def test_every_mixer_is_cut_by_its_heads(word):
     found = layout(shapes_of(word), make_mesh({"data": 2, "model": 4}), "tensor")
     found.check()
@@ -115,6 +119,13 @@ def test_every_mixer_is_cut_by_its_heads(word):
     }
     uneven = layout(shapes_of(word, heads=2), make_mesh({"data": 2, "model": 4}), "tensor")
     assert specs_of(uneven, r"mixer/") == {P()}
+
+
+@pytest.mark.parametrize("word", sorted(IN_GROUPS))
+def test_outputs_in_groups_stay_whole(word):
+    found = layout(shapes_of(word), make_mesh({"data": 2, "model": 4}), "tensor")
+    found.check()
+    assert specs_of(found, r"mixer/output") == {P()}
 
 
 def test_channel_mixing_is_cut_as_a_feed_forward_layer_is():
