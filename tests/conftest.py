@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -60,9 +61,16 @@ def pytest_collection_finish():
 FAMILIES = {"full", "mamba2", "gla", "gdn", "kda"}
 
 
+# What a test costs decides its tier too, by a measured list.
+LISTED = (Path(__file__).parent / "costly.txt").read_text(encoding="utf-8").splitlines()
+TIER_OF = {line[8:]: line[:8].strip() for line in LISTED if not line.startswith("#")}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
+        if (name := TIER_OF.get(item.nodeid)) and not item.get_closest_marker("nightly"):
+            item.add_marker(name)
         if item.get_closest_marker("by_family"):
             words = {value for value in item.callspec.params.values() if isinstance(value, str)}
             if not words & FAMILIES:

@@ -100,6 +100,7 @@ EVERY_WORD = FIRST, *OTHERS = [
     "full window mla nsa dsa moba",
     "nope conv channel_mix lightning hybrid",
     "fox path efla mesa pkda log_mamba2 log_gdn mamba3",
+    "csa hca qsa shared_window value_embedding",
 ]
 
 

@@ -181,7 +181,7 @@ GOOD = {**MATMUL, "seconds": 0.01}
         (
             json.dumps({"measured": "step", "chips": "h100:8", "model": "llama-9",
                         "strategy": {"fsdp": 8}, "batch": 8, "sequence_length": 512, "seconds": 1}),
-            "not known",
+            "nor a known name",
         ),
     ],
 )  # fmt: skip

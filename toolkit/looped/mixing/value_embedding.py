@@ -17,9 +17,14 @@ from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, Separate
 @dataclasses.dataclass(frozen=True)
 class ValueEmbeddingOptions(AttentionOptions):
     """Options of "value_embedding" layers: `AttentionOptions` and `gate_channels`, the number of
-    channels of its input that the gates read."""
+    channels of its input that the gates read; None for 32, or for all of them if there are fewer.
+    """
 
-    gate_channels: int = 32
+    gate_channels: int | None = None
+
+    def channels_of(self, width: int) -> int:
+        """Channels that the gates read."""
+        return min(32, width) if self.gate_channels is None else self.gate_channels
 
 
 class GatedValues(nnx.Module):
@@ -56,7 +61,7 @@ class ValueEmbeddingLayer(AttentionLayer):
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         _, heads, size = self.sizes_of(config)
-        dtype, channels = config.compute_dtype, self.options_of(config).gate_channels
+        dtype, channels = config.compute_dtype, self.options_of(config).channels_of(config.width)
         self.value = GatedValues(config.width, heads, size, channels, dtype, rngs)
         draw = nnx.initializers.normal(config.width**-0.5)
         sizes = config.vocabulary, heads * size
@@ -65,7 +70,7 @@ class ValueEmbeddingLayer(AttentionLayer):
     @classmethod
     def check(cls, config: LayerConfig) -> None:
         super().check(config)
-        if (channels := cls.options_of(config).gate_channels) > config.width:
+        if (channels := cls.options_of(config).channels_of(config.width)) > config.width:
             raise ValueError(
                 f"value_embedding.gate_channels {channels} are more than width {config.width}."
             )

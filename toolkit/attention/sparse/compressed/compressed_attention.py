@@ -203,10 +203,9 @@ def compressed_sparse_attention_step(
         those rows. A cache whose entries are all selected is not scored.
 
     Example:
-        >>> q = k = v = index_q = jnp.ones((1, 2, 4))
-        >>> how = {"block_size": 2, "sliding_window": 3}
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> how, index = {"block_size": 2, "sliding_window": 3}, (q, jnp.ones((1, 4)), q[:, :, 0])
         >>> cache = CompressedCache.empty(1, 2, 4, 4, capacity=8, index_size=4, **how)
-        >>> index = index_q, jnp.ones((1, 4)), jnp.ones((1, 2))
         >>> out, cache = compressed_sparse_attention_step(q, k, v, k, v, *index, cache, **how)
         >>> out.shape, cache.length.tolist()
         ((1, 2, 4), [1])
