@@ -101,7 +101,7 @@ class Block(nnx.Module):
         behind: Array | None = None,
         positions: Int[Array, "batch time"] | None = None,
         return_routing: bool = False,
-        **shared: Array,
+        **shared: Array | None,
     ) -> tuple[Any, Any]:
         """Process a whole sequence; also returns its cache, or None if there was none.
 
@@ -176,7 +176,7 @@ class Block(nnx.Module):
         cache: Any = None,
         window: int | None = None,
         positions: Int[Array, "batch time"] | None = None,
-        **shared: Array,
+        **shared: Array | None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
         """The first half: the mixer's output, and the cache after it."""
         read, how = self.mixer_input(h), _only_if_given(window)
@@ -196,7 +196,7 @@ class Block(nnx.Module):
         *,
         window: int | None = None,
         behind: Array | None = None,
-        **shared: Array,
+        **shared: Array | None,
     ) -> tuple[Any, Any]:
         """Process one token; returns the cache with that token in it."""
         read = self.mixer_input(h if behind is None else behind)
