@@ -152,7 +152,7 @@ def test_groups_take_the_link_that_reaches():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"model": "llama-9"}, "known: "),
+        ({"model": "llama-9"}, "nor a known name: "),
         ({"chips": "h100:8+a100:8"}, "several kinds"),
         ({"chips": "h100"}, "want a count"),
         ({"chips": "abacus:8"}, "not known"),
