@@ -41,6 +41,6 @@ class FitsPanel(Panel):
 
     def plots(self, figure: Figure) -> list[Plot]:
         return [
-            MapPlot(figure.add_axes((0.11, 0.215, 0.47, 0.685))),
+            MapPlot(figure.add_axes((0.123, 0.215, 0.457, 0.685))),
             FewestPlot(figure.add_axes((0.6, 0.215, 0.39, 0.685))),
         ]
