@@ -112,4 +112,4 @@ def test_most_of_three_thousand_chips_cuts_are_bounded_away():
     """Counted, for seconds depend on the machine: 4,394 once had their memory predicted."""
     found = plan("llama-3-8b", "h100:3072", batch=6144)
     assert found.considered < 1000
-    assert found.best.step_seconds < 0.475
+    assert found.best.step_seconds < 0.49  # with buffers as they are allocated

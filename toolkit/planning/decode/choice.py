@@ -106,7 +106,7 @@ def plan_decode(
 
     Example:
         >>> print(plan_decode("deepseek_v3", 16, 32768, "h200:16").reason)
-        dcp: 64.4 us per layer, the fastest exact scheme that fits; replicate takes 2.37 times that.
+        data 2 x dcp 8: 46.0 us per layer, the fastest exact scheme that fits; replicate ...
         >>> round(plan_decode("deepseek-v3", 16, 4096, "h200:16").chosen.touched)
         102
     """

@@ -247,7 +247,7 @@ def swapped_share(computing: float, size: float, *, link: float, host: float, la
     Source: "MEMO", 2024, arXiv:2407.12117.
 
     Example:
-        >>> swapped_share(0.02 * 32**2 + 32, 16.0 * 32, link=1.0, host=1e9, layers=32)
+        >>> round(swapped_share(0.02 * 32**2 + 32, 16.0 * 32, link=1.0, host=1e9, layers=32), 4)
         0.1025
     """
     if min(computing, host) < 0 or min(size, link, layers) <= 0:

@@ -78,7 +78,7 @@ class MixedPlan(NamedTuple):
         bound: samples per second that no plan beats.
 
     Example:
-        >>> kinds = {"fast": ChipKind(1, 2.0, 8), "slow": ChipKind(1, 1.0, 8)}
+        >>> kinds = {"fast": ChipKind(1, 2.0, 4), "slow": ChipKind(1, 1.0, 4)}
         >>> found = plan_mixed(kinds, 6, batch=6)
         >>> found.pipelines[0]
         (MixedStage(kind='fast', chips=1, layers=4), MixedStage(kind='slow', chips=1, layers=2))

@@ -96,7 +96,7 @@ def plan_replicas(
     Example:
         >>> cost = lambda length, degree: length / degree * (1 + 0.1 * (degree > 1))
         >>> plan_replicas([32, 4, 4, 4, 4], chips=8, seconds=cost, capacity=8).sizes
-        (4, 1, 1, 1, 1)
+        (8,)
     """
     if not lengths or min(lengths) < 1:
         raise ValueError("lengths must be one or more numbers of at least 1 token")

@@ -63,6 +63,7 @@ def split_heads(
         A budget per layer.
 
     Example:
+        >>> import numpy as np
         >>> split_heads(np.array([[0.1, 0.9]]), 0.5, streaming_tokens=64, capacity=4096)
         [PerHead(tokens=(64, 4096))]
     """
