@@ -155,6 +155,7 @@ def test_drawn_rows_have_one_right_answer():
         ('{"text": "a"}\n{"context": "a", "continuation": "b"}', "line 2: a Continuation after"),
         ('{"text": ', "line 1"),
         ("[" * 5000, "line 1"),
+        ('{"text": "\\ud800"}', "not UTF-8"),
     ],
 )
 def test_damaged_tasks_are_one_line(tmp_path, lines, message):
@@ -178,6 +179,9 @@ def test_rows_of_the_harness_are_read_with_their_other_fields(tmp_path):
         (lambda model: evaluate(model, []), "got none"),
         (lambda model: evaluate(model, [Document("a"), Continuation("a", "b")]), "of one kind"),
         (lambda model: evaluate(model, [Document("a")], window=0), "window: got 0"),
+        (lambda model: Document(""), "is empty"),
+        (lambda model: Choice("a", ("b",), 0), "at least two texts"),
+        (lambda model: Continuation("a", "\ud800"), "bytes that are not UTF-8"),
         (lambda model: evaluate(model, [Continuation("a", "bcd")], window=2), "at least the 3 of"),
         (lambda model: evaluate(model, [Document("a")], batch=0), "batch: got 0"),
         (lambda model: drawn_rows("recall", 200, 3), "size: got 200 for recall, wanted 4 to 90"),

@@ -29,6 +29,13 @@ class Choice:
     choices: tuple[str, ...]
     gold: int
 
+    def __post_init__(self) -> None:
+        if len(self.choices) < 2:
+            raise ValueError(f"choices must be a list of at least two texts; got {self.choices!r}")
+        if type(self.gold) is not int or not 0 <= self.gold < len(self.choices):
+            raise ValueError(f"gold is {self.gold!r}, wanted 0 to {len(self.choices) - 1}")
+        _check_texts((self.query,), self.choices)
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -42,6 +49,9 @@ class Continuation:
     context: str
     continuation: str
 
+    def __post_init__(self) -> None:
+        _check_texts((self.context,), (self.continuation,))
+
 
 @dataclass(frozen=True)
 class Document:
@@ -53,6 +63,22 @@ class Document:
     """
 
     text: str
+
+    def __post_init__(self) -> None:
+        _check_texts((), (self.text,))
+
+
+def _check_texts(before: tuple[Any, ...], asked: tuple[Any, ...]) -> None:
+    """Refuse what is no text in UTF-8, and an empty text whose likelihood is asked."""
+    for text in (*before, *asked):
+        if not isinstance(text, str):
+            raise ValueError(f"got {text!r}, wanted a text")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{text!r} holds bytes that are not UTF-8") from None
+    if not all(asked):
+        raise ValueError("a text whose likelihood is asked is empty")
 
 
 Row = Choice | Continuation | Document
@@ -104,24 +130,15 @@ def _row(found: dict[str, Any], where: str) -> Row:
     if kind is None:
         wanted = "; or ".join(", ".join(names) for names in _FIELDS.values())
         raise ValueError(f"{where}: got the fields {', '.join(found)}; wanted {wanted}")
-    names = _FIELDS[kind]
-    texts = [found[name] for name in names if name not in ("choices", "gold")]
-    if kind is Choice:
-        choices, gold = found["choices"], found["gold"]
-        if not isinstance(choices, list) or len(choices) < 2:
-            raise ValueError(f"{where}: choices must be a list of at least two texts")
-        if type(gold) is not int or not 0 <= gold < len(choices):
-            raise ValueError(f"{where}: gold is {gold!r}, wanted 0 to {len(choices) - 1}")
-        texts += choices
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: got {text!r}, wanted a text")
-    needed = texts[-1:] if kind is not Choice else texts[1:]
-    if not all(needed):
-        raise ValueError(f"{where}: a text whose likelihood is asked is empty")
-    if kind is Choice:
-        return Choice(found["query"], tuple(found["choices"]), found["gold"])
-    return kind(*texts)
+    fields = {name: found[name] for name in _FIELDS[kind]}
+    if kind is Choice and isinstance(fields["choices"], list):
+        fields["choices"] = tuple(fields["choices"])
+    elif kind is Choice:
+        raise ValueError(f"{where}: choices must be a list of at least two texts")
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 _FILLER = (
