@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.conversion.student import new_layers, with_mixers
-from toolkit.looped.loop_rows import check_tokens
+from toolkit.looped.loops.rows import check_tokens
 from toolkit.looped.model import LoopedLM, run_blocks
 
 

@@ -15,7 +15,7 @@ from toolkit._checks import checked
 from toolkit._compat import module_list
 from toolkit.looped import LoopedLM
 from toolkit.looped.blocks import run_blocks
-from toolkit.looped.loop_rows import row_of
+from toolkit.looped.loops.rows import row_of
 from toolkit.parallel.pipeline import Context, Pipeline
 from toolkit.schedules import Schedule
 

@@ -71,10 +71,10 @@ from toolkit.looped.decoding.generation import generate, stream
 from toolkit.looped.decoding.sampling import penalised_logits, sample_token, truncated_logits
 from toolkit.looped.decoding.speculative import Speculation, generate_speculatively
 from toolkit.looped.decoding.steps import decode_step, extend, pad_prompts, prefill
-from toolkit.looped.depth import draw_loops, with_loops
-from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.latents import rotate_latents, with_slices
+from toolkit.looped.loops.depth import draw_loops, with_loops
+from toolkit.looped.loops.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.mixing import LAYERS, register_layer
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import (

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 import jax
 
+from toolkit.looped.config_checks import check_loops, check_norms, check_words
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.layers import NormKind
+from toolkit.looped.loops.windows import parsed_windows
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.layer import (
     LayerConfig,
@@ -17,7 +19,6 @@ from toolkit.looped.mixing.layer import (
 )
 from toolkit.looped.recursion.routing import check_recursion
 from toolkit.looped.residual.checks import check_connections
-from toolkit.looped.windows import parsed_windows
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITIVE = (
@@ -191,7 +192,7 @@ class LoopedConfig(LayerConfig):
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
         if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
             raise ValueError('dtype is "float64", which jax has under `jax_enable_x64` only.')
-        self._check_words()
+        check_words(self)
         used = {*self.layers, *self.prelude_layers, *self.coda_layers}
         fed, made = {*self.feed_forward_words}, _merged({}, self.options)
         used |= fed & {"moe"}
@@ -211,8 +212,8 @@ class LoopedConfig(LayerConfig):
             layer_of(word).check(self)
         if self.windows is not None:
             parsed_windows(self.windows, self.loops, self.layers.count("full"))
-        self._check_loops()
-        self._check_norms()
+        check_loops(self)
+        check_norms(self)
         check_connections(self)
         check_recursion(self)
 
@@ -281,83 +282,6 @@ class LoopedConfig(LayerConfig):
             return self.feed_forward
         multiple = self.feed_forward_multiple_of
         return -(-int(2 * 4 * self.width / 3) // multiple) * multiple
-
-    def _check_words(self):
-        for name in ("pattern", "prelude", "coda"):
-            text = getattr(self, name)
-            if not isinstance(text, str):
-                raise ValueError(f'{name} is {text!r}; it must be one string, e.g. "gdn gdn full".')
-            unknown = [word for word in text.split() if word not in LAYERS]
-            if unknown or (name == "pattern" and not text.split()):
-                what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
-                raise ValueError(
-                    f"{name} {text!r} names {what}; write words out of {', '.join(LAYERS)} "
-                    "separated by spaces."
-                )
-
-        text = self.feed_forwards
-        if unknown := [word for word in text.split() if word not in FEED_FORWARDS]:
-            raise ValueError(
-                f"feed_forwards {text!r} names the unknown layer {unknown[0]!r}; write words out "
-                f"of {', '.join(FEED_FORWARDS)} separated by spaces."
-            )
-        layers = len((*self.prelude_layers, *self.layers, *self.coda_layers))
-        if len(text.split()) not in (1, layers):
-            raise ValueError(
-                f"feed_forwards {text!r} has {len(text.split())} words; write one for all layers, "
-                f"or {layers}: one per layer of prelude, pattern and coda."
-            )
-
-    def _check_loops(self):
-        for name in ("norm_every_loop", "exit_gate"):
-            if self.coda and getattr(self, name):
-                raise ValueError(
-                    f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
-                    "last; turn one of them off."
-                )
-        needs = {
-            "norm_of_sum": "sandwich_norm",
-            "norm_before_coda": "coda",
-            "coda_projection": "coda",
-            "prelude_norm": "prelude",
-        }
-        for name, needed in needs.items():
-            if getattr(self, name) and not getattr(self, needed):
-                raise ValueError(f"{name} without {needed}: turn it off, or {needed} on.")
-        if self.injection not in ("linear", "diagonal"):
-            raise ValueError(f'injection is {self.injection!r}; want "linear" or "diagonal".')
-        if self.injection != "linear" and not self.input_injection:
-            raise ValueError(f"injection {self.injection!r} without input_injection: turn it on.")
-        if self.random_start and not self.input_injection:
-            raise ValueError(
-                "random_start without input_injection: the loops would never see the tokens."
-            )
-        if self.backward_loops is not None and self.per_loop_switches:
-            raise ValueError(
-                f"backward_loops is {self.backward_loops}, and all loops must then be alike; turn "
-                f"{' and '.join(self.per_loop_switches)} off."
-            )
-
-    def _check_norms(self):
-        if not (self.pre_norm or self.sandwich_norm):
-            raise ValueError(
-                "pre_norm is off, and so is sandwich_norm: nothing would bound the stream; turn "
-                "one of them on."
-            )
-        if self.carry_norm and not self.pre_norm:
-            raise ValueError("carry_norm without pre_norm: turn one off, or the other on.")
-        for name in ("parallel_residual", "ladder_residual", "streams", "attention_residual"):
-            if getattr(self, name) and (self.carry_norm or self.stream_scale != 1):
-                raise ValueError(
-                    f"{name} keeps the stream as it is; turn it off, or carry_norm off and "
-                    "stream_scale to 1."
-                )
-        if self.parallel_residual and self.ladder_residual:
-            raise ValueError(
-                "parallel_residual and ladder_residual exclude each other; turn one of them off."
-            )
-        if self.shared_norm and not (self.parallel_residual and self.pre_norm):
-            raise ValueError("shared_norm wants parallel_residual and pre_norm; turn both on.")
 
 
 def layer_of(word: str) -> Any:

@@ -13,10 +13,10 @@ from toolkit._compat import module_list
 from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
-from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
-from toolkit.looped.injection import DiagonalInjection
 from toolkit.looped.layers import Embedding, linear, norm_layer, read_out
-from toolkit.looped.loop_rows import LoopRow, run_rows
+from toolkit.looped.loops.depth import check_call, reconfigured, run_alike, start_noise
+from toolkit.looped.loops.injection import DiagonalInjection
+from toolkit.looped.loops.rows import LoopRow, run_rows
 from toolkit.looped.recursion.routing import Router, recursive_loop
 from toolkit.looped.residual import Pass
 from toolkit.looped.sequences import check_sequences
@@ -69,6 +69,8 @@ class LoopedLM(nnx.Module):
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         self.config = config
         width, dtype = config.width, config.compute_dtype
+        none = nnx.data(None)
+        per_loop = jnp.zeros((config.loops, width))
         draw = nnx.initializers.normal
         table = draw(config.embedding_std or width**-0.5)
         sizes, how = (config.vocabulary, width), {"dtype": dtype, "rngs": rngs}
@@ -94,38 +96,27 @@ class LoopedLM(nnx.Module):
             )  # fmt: skip
 
         self.blocks = stack(looped, "blocks")
-        self.rho = (
-            nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
-        )
+        self.rho = nnx.Param(per_loop) if config.residual_gate else none
         self.norm = norm_layer(config.norm, width, **of_norm)
         self.prelude = stack(prelude, "prelude")
         self.coda = stack(coda, "coda")
-        self.loop_embedding = (
-            nnx.Param(jnp.zeros((config.loops, width))) if config.loop_embedding else nnx.data(None)
-        )
-        self.adapter: Any = nnx.data(None)
+        self.loop_embedding = nnx.Param(per_loop) if config.loop_embedding else none
+        self.adapter: Any = none
         if config.input_injection and config.injection == "diagonal":
             self.adapter = DiagonalInjection(width)
         elif config.input_injection:
             self.adapter = linear(2 * width, width, dtype, rngs, std=(2 * width) ** -0.5)
-        is_projected = config.coda_projection
         self.leaving = (
-            linear(width, width, dtype, rngs, std=width**-0.5) if is_projected else nnx.data(None)
+            linear(width, width, dtype, rngs, std=width**-0.5) if config.coda_projection else none
         )
-        self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else nnx.data(None)
-        self.router: Any = Router(config, rngs=rngs) if config.recursion else nnx.data(None)
-        self.group_residual = (
-            GroupResidual(len(config.layers), config.residual_group)
-            if config.residual_group
-            else nnx.data(None)
-        )
-        self.unembedding = (
-            nnx.data(None)
-            if config.tied_embedding
-            else nnx.Param(draw(width**-0.5)(rngs.params(), sizes))
-        )
+        self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else none
+        self.router: Any = Router(config, rngs=rngs) if config.recursion else none
+        group = config.residual_group
+        self.group_residual = GroupResidual(len(config.layers), group) if group else none
+        is_tied, made = config.tied_embedding, draw(width**-0.5)
+        self.unembedding = none if is_tied else nnx.Param(made(rngs.params(), sizes))
         has_bias = config.head_bias
-        self.head_bias = nnx.Param(jnp.zeros(config.vocabulary)) if has_bias else nnx.data(None)
+        self.head_bias = nnx.Param(jnp.zeros(config.vocabulary)) if has_bias else none
 
     @overload
     def __call__(
@@ -207,34 +198,16 @@ class LoopedLM(nnx.Module):
         return h, tuple(routing or ())
 
     def _run(
-        self,
-        tokens,
-        *,
-        segment_ids,
-        return_loops=False,
-        loops=None,
-        key=None,
-        return_routing=False,
+        self, tokens, *, segment_ids, return_loops=False, loops=None, key=None, return_routing=False
     ):
         check_sequences(self.config, tokens, segment_ids)
-        if loops is not None:
-            check_alike(self.config, loops)
-            if isinstance(loops, int):
-                model = reconfigured(self, loops=loops)
-                how = {"segment_ids": segment_ids, "return_loops": return_loops, "key": key}
-                return model._run(tokens, **how)
-            if self.config.backward_loops is None or return_loops:
-                raise ValueError(
-                    "loops is an array, so the states of all loops cannot be kept: configure "
-                    "backward_loops and drop return_loops, or pass an int."
-                )
-        if key is not None and not self.config.random_start:
-            raise ValueError("key was given, and the model has no random_start to draw.")
-        if return_routing and self.config.backward_loops is not None:
-            raise ValueError(
-                f"backward_loops is {self.config.backward_loops}, and routing is returned of loops "
-                "that all have a gradient; configure backward_loops=None."
-            )
+        check_call(
+            self.config, loops, key, return_loops=return_loops, return_routing=return_routing
+        )
+        if isinstance(loops, int):
+            model = reconfigured(self, loops=loops)
+            how = {"segment_ids": segment_ids, "return_loops": return_loops, "key": key}
+            return model._run(tokens, **how)
         how = {"segment_ids": segment_ids, "return_routing": return_routing, "tokens": tokens}
         injected, before = run_blocks(self.prelude, self.embedding(tokens), **how)
         within = ()

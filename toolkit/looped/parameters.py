@@ -14,7 +14,7 @@ from toolkit._checks import checked
 from toolkit.attention import mixer
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
-from toolkit.looped.injection import injection_parameters
+from toolkit.looped.loops.injection import injection_parameters
 from toolkit.looped.mixing import LAYERS
 
 

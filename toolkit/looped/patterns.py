@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.looped.depth import reconfigured
+from toolkit.looped.loops.depth import reconfigured
 from toolkit.looped.model import LoopedLM
 
 MOST_LAYERS = 100_000

@@ -4,7 +4,7 @@ from jaxtyping import Array, Int
 
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
-from toolkit.looped.loop_rows import check_tokens
+from toolkit.looped.loops.rows import check_tokens
 from toolkit.looped.mixing import LAYERS
 from toolkit.parallel.context.along import check_word, cuts_time
 

@@ -33,7 +33,7 @@ from toolkit.experiments.sparse.quality import (
 from toolkit.language import load_language_model
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.layers import token_positions
-from toolkit.looped.loop_rows import row_of
+from toolkit.looped.loops.rows import row_of
 from toolkit.looped.model import run_blocks
 from toolkit.measure.tables import text_table
 

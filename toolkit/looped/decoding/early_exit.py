@@ -21,7 +21,7 @@ from toolkit._checks import checked
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding.cache import LoopedCache
-from toolkit.looped.loop_rows import row_of
+from toolkit.looped.loops.rows import row_of
 from toolkit.looped.mixing.unwritten import UnwrittenCache, written
 from toolkit.looped.model import LoopedLM
 

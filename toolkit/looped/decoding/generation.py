@@ -18,7 +18,7 @@ from toolkit.looped.decoding.cache import cache_bytes_per_token, read_sparsely
 from toolkit.looped.decoding.early_exit import append_until_exit, exit_rule
 from toolkit.looped.decoding.sampling import check_sampling, penalised_logits, sample_token
 from toolkit.looped.decoding.steps import append, bucketed, checked_lengths, prefill
-from toolkit.looped.loop_rows import check_tokens
+from toolkit.looped.loops.rows import check_tokens
 from toolkit.looped.model import LoopedLM
 
 CHUNK = 32

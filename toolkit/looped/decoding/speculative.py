@@ -27,7 +27,7 @@ from toolkit._checks import checked
 from toolkit.looped.decoding.cache import read_sparsely
 from toolkit.looped.decoding.sampling import check_sampling
 from toolkit.looped.decoding.steps import append, prefill
-from toolkit.looped.loop_rows import check_tokens
+from toolkit.looped.loops.rows import check_tokens
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 

@@ -21,7 +21,7 @@ from toolkit._checks import checked
 from toolkit.attention import bucket_length
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.decoding.cache import LoopedCache, empty_layers, empty_loop
-from toolkit.looped.loop_rows import check_tokens, row_of
+from toolkit.looped.loops.rows import check_tokens, row_of
 from toolkit.looped.model import LoopedLM
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.looped.blocks import run_blocks
-from toolkit.looped.loop_rows import row_of
+from toolkit.looped.loops.rows import row_of
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.recursion.routing import Recursing
 from toolkit.looped.sequences import check_sequences

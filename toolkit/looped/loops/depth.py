@@ -113,6 +113,31 @@ def check_alike(config: LoopedConfig, loops: Any) -> None:
         )
 
 
+def check_call(
+    config: LoopedConfig,
+    loops: Any,
+    key: Array | None,
+    *,
+    return_loops: bool,
+    return_routing: bool,
+) -> None:
+    """Refuse a number of loops, a key or results that a model of this configuration cannot have."""
+    if loops is not None:
+        check_alike(config, loops)
+        if not isinstance(loops, int) and (config.backward_loops is None or return_loops):
+            raise ValueError(
+                "loops is an array, so the states of all loops cannot be kept: configure "
+                "backward_loops and drop return_loops, or pass an int."
+            )
+    if key is not None and not config.random_start:
+        raise ValueError("key was given, and the model has no random_start to draw.")
+    if return_routing and config.backward_loops is not None:
+        raise ValueError(
+            f"backward_loops is {config.backward_loops}, and routing is returned of loops "
+            "that all have a gradient; configure backward_loops=None."
+        )
+
+
 def run_alike(
     loop: Callable[[Any, Array], Array],
     shared: Any,
