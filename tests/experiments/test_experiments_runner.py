@@ -23,7 +23,7 @@ from toolkit.experiments import (
 )
 from toolkit.experiments.kit import records
 from toolkit.training import read_metrics
-from toolkit.training.locks import locked
+from toolkit.training.checkpoints.locks import locked
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.training import CheckpointError, Checkpoints, CheckpointWarning, TrainState, adamw
-from toolkit.training.identity import _bit_sums, checksums
+from toolkit.training.checkpoints.identity import _bit_sums, checksums
 
 RUN = {"configuration": {"model": {"width": 8, "pattern": "gdn full"}, "corpus": "abc"}}
 

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from toolkit import training
 from toolkit.parallel import make_mesh
 from toolkit.training import CorpusError, HostBatches, record_batches, token_batches
-from toolkit.training.host_batches import permuted
+from toolkit.training.data.host_batches import permuted
 
 DEVIATIONS = 5  # of a chi-square from its mean; the draws are the same every time
 TOKENS = np.arange(1000, dtype=np.uint16)

@@ -214,7 +214,7 @@ def _description(course: Course, student: LoopedLM, name: str) -> dict[str, Any]
 
     The student it starts from stands for the stages before, and the seed of its new layers.
     """
-    from toolkit.training.identity import checksums
+    from toolkit.training.checkpoints.identity import checksums
 
     def digest(tree):
         return sum(checksums(tree).values()) if jax.tree.leaves(tree) else None

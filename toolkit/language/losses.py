@@ -40,7 +40,7 @@ def next_byte_loss(
             `pack_documents` makes them: then targets below 0 do not count.
         chunks: parts of time whose logits are computed one after the other, see `streamed_loss`.
         block_chunks: pieces of the text in the backward pass of each block, see
-            `toolkit.parallel.stream_backward`; not for packed documents.
+            `toolkit.parallel.sequences.stream_backward`; not for packed documents.
         balance: weight of the `toolkit.experts.balance_loss` of each "moe" layer, of its loads in
             all loops and sequences; above 0 only for models that have some.
         router_z: weight of the `toolkit.experts.z_loss` of each "moe" layer, likewise.

@@ -13,7 +13,7 @@ from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.feed_forward import ChoiceBias
 from toolkit.parallel import Layout
 from toolkit.training import Corpus, ProgramForm, load_corpus, load_tokens
-from toolkit.training.data import BYTE_VOCABULARY
+from toolkit.training.data.corpora import BYTE_VOCABULARY
 
 TOKENS = "tokens.npy"
 

@@ -11,7 +11,7 @@ import numpy as np
 from toolkit._checks import checked
 from toolkit._files import json_object
 from toolkit.training import CorpusError, load_corpus
-from toolkit.training.data import BYTE_VOCABULARY
+from toolkit.training.data.corpora import BYTE_VOCABULARY
 
 TOKENIZER = "tokenizer.json"
 SPECIAL_TOKENS = ("generation_config.json", "config.json")

@@ -70,16 +70,16 @@ from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.product_rings import all_gather_matmul, matmul_reduce_scatter
 from toolkit.parallel.schemes import layout
-from toolkit.parallel.sequence_classes import bucket_lengths, divide_evenly
-from toolkit.parallel.sequence_groups import (
+from toolkit.parallel.sequences.classes import bucket_lengths, divide_evenly
+from toolkit.parallel.sequences.groups import (
     SequenceCosts,
     SequenceGroup,
     plan_micro_batches,
     plan_sequence_groups,
 )
+from toolkit.parallel.sequences.stream_backward import stream_backward, streamed_loss
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
-from toolkit.parallel.stream_backward import stream_backward, streamed_loss
 from toolkit.parallel.tensor import (
     column_parallel,
     row_parallel,

@@ -8,7 +8,7 @@ import re
 
 from toolkit._checks import check_fields
 from toolkit._kinds import shown
-from toolkit.parallel.stream_backward import MOST_CHUNKS
+from toolkit.parallel.sequences.stream_backward import MOST_CHUNKS
 from toolkit.schedules import Schedule, faults, from_csv
 
 RECOMPUTE = ("none", "elementwise", "layer")

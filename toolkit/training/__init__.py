@@ -40,8 +40,8 @@ The loop
 
 from toolkit.parallel.updates import TrainState
 from toolkit.training.averages import evaluation_params, with_average
-from toolkit.training.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
-from toolkit.training.data import (
+from toolkit.training.checkpoints.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
+from toolkit.training.data.corpora import (
     BYTE_VOCABULARY,
     Corpus,
     CorpusFile,
@@ -50,15 +50,15 @@ from toolkit.training.data import (
     load_tokens,
     sample_batch,
 )
+from toolkit.training.data.host_batches import HostBatches, record_batches, token_batches
+from toolkit.training.data.packing import pack_documents
+from toolkit.training.data.sources import CorpusError
 from toolkit.training.forms import ProgramForm
-from toolkit.training.host_batches import HostBatches, record_batches, token_batches
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
 from toolkit.training.optimiser import OPTIMIZERS, OptimizerKind, adamw
-from toolkit.training.packing import pack_documents
 from toolkit.training.rate_search import RateSearch, search_rate
 from toolkit.training.recipe import Recipe, prepare
-from toolkit.training.sources import CorpusError
 from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 
 __all__ = [

@@ -25,9 +25,9 @@ from toolkit.parallel.hosts.meeting import meet
 from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import TrainState
 from toolkit.training.averages import evaluation_params
-from toolkit.training.checkpoint import Checkpoints
+from toolkit.training.checkpoints.checkpoint import Checkpoints
+from toolkit.training.data.host_batches import HostBatches
 from toolkit.training.forms import ProgramForm
-from toolkit.training.host_batches import HostBatches
 from toolkit.training.metrics import MetricsLog
 from toolkit.training.profile import StepTrace
 from toolkit.training.step import TrainStep

@@ -134,7 +134,7 @@ def test_the_first_guess_counts_whichever_box_it_was_entered_in():
 WRITER = """
 import os, signal, sys
 from toolkit.lab.lessons.progress import Progress
-from toolkit.training.locks import locked
+from toolkit.training.checkpoints.locks import locked
 progress = Progress("attention_cost")
 for at in range(int(sys.argv[2])):
     progress.add("check", f"{sys.argv[1]}-{at}", is_right=True)

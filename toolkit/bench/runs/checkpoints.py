@@ -16,7 +16,7 @@ import numpy as np
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, PlannedCase
 from toolkit.training import TrainState, adamw, make_train_step
-from toolkit.training.checkpoint import Checkpoints
+from toolkit.training.checkpoints.checkpoint import Checkpoints
 
 WIDTH = 2048
 UPDATES = 20  # between two saves, long enough to write one

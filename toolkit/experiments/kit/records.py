@@ -14,7 +14,7 @@ from toolkit._files import append_sealed_line, read_sealed_lines
 from toolkit.experiments.kit.experiment import Experiment, Run
 from toolkit.experiments.kit.results import Results
 from toolkit.measure import environment
-from toolkit.training.locks import locked
+from toolkit.training.checkpoints.locks import locked
 
 RECORDS = Path(__file__).parents[3] / "data/experiments"
 """Records in this folder of a checkout must come from trees without uncommitted changes."""

@@ -24,7 +24,7 @@ from toolkit.experiments.kit.experiment import (
 )
 from toolkit.experiments.kit.records import FinishedRuns, is_changed, read_runs, results_of
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
-from toolkit.training.locks import HeldError, locked
+from toolkit.training.checkpoints.locks import HeldError, locked
 
 
 @checked

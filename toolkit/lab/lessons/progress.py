@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit._files import json_object, read_sealed_json, sealed_json
-from toolkit.training.locks import locked
+from toolkit.training.checkpoints.locks import locked
 
 FOLDER_VARIABLE = "TOOLKIT_PROGRESS"
 LONGEST_NAME = 100

@@ -20,8 +20,8 @@ from toolkit.language.evaluation.likelihoods import Likelihood, Words, log_likel
 from toolkit.language.evaluation.rows import Choice, Continuation, Document, Row
 from toolkit.language.tokens import SpecialTokens
 from toolkit.looped import LoopedLM
-from toolkit.training.identity import checksums
-from toolkit.training.locks import locked
+from toolkit.training.checkpoints.identity import checksums
+from toolkit.training.checkpoints.locks import locked
 
 PAIRS_PER_LINE = 64
 

@@ -42,13 +42,12 @@ linear/mamba2.py            Mamba-2
 linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
 linear/error_free.py        error-free linear attention
 linear/comba.py             Comba
-linear/kimi.py              Kimi Delta Attention
+linear/kimi.py              Kimi Delta Attention, plain and preconditioned
 linear/gated_delta_net_2.py Gated DeltaNet-2
 linear/rwkv7.py             RWKV-7's time mixing and channel mixing
 linear/mamba3.py            Mamba-3
 linear/log_linear.py        log-linear Mamba-2 and Gated DeltaNet
 linear/mesa.py              MesaNet
-linear/preconditioned_kimi.py  preconditioned Kimi Delta Attention
 """
 
 import importlib

@@ -14,11 +14,12 @@
 * `Wave`: tasks side by side
 """
 
+from toolkit.schedules.search.exact import exact_schedule
 from toolkit.schedules.search.handcrafted import handcrafted
 from toolkit.schedules.search.modulo import Repetend, find_repetend
 from toolkit.schedules.search.shapes import Block, shape_of, tessel_shape
 from toolkit.schedules.search.waves import Wave, wave_bound, wave_plan, wave_shape
-from toolkit.schedules.search.whole import Found, exact_schedule, search_schedule
+from toolkit.schedules.search.whole import Found, search_schedule
 
 __all__ = [
     "Block",

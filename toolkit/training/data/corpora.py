@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Int, UInt8
 
 from toolkit._checks import checked
-from toolkit.training.sources import (
+from toolkit.training.data.sources import (
     CorpusError,
     checked_text,
     library_source,

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from toolkit._checks import check_fields, checked
-from toolkit.training.sources import CorpusError
+from toolkit.training.data.sources import CorpusError
 
 MOST_ROWS = 1 << 20
 _TURNS = 4

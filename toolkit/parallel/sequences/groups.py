@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from toolkit._checks import check_fields, checked
-from toolkit.parallel.sequence_classes import bucket_lengths, check_lengths, divide_evenly
+from toolkit.parallel.sequences.classes import bucket_lengths, check_lengths, divide_evenly
 
 MOST_DEVICES, MOST_CELLS = 1024, 8192
 _MEGABYTE = 2**20

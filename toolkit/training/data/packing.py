@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from toolkit._checks import checked
-from toolkit.training.sources import CorpusError
+from toolkit.training.data.sources import CorpusError
 
 PADDING = -1
 

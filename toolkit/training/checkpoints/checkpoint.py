@@ -21,20 +21,19 @@ import jax.numpy as jnp
 
 from toolkit._checks import checked
 from toolkit._files import read_sealed_json, sealed_json
-from toolkit.training.abandoned_reads import Refused, quiet_abandoned_reads
-from toolkit.training.identity import (
+from toolkit.training.checkpoints.abandoned_reads import Refused, quiet_abandoned_reads
+from toolkit.training.checkpoints.identity import (
     as_json,
     checksums,
     describe,
-    differences,
     named_leaves,
     state_bytes,
 )
-from toolkit.training.locks import HeldError, locked
+from toolkit.training.checkpoints.locks import HeldError, locked
+from toolkit.training.checkpoints.same_run import RESIDUALS, other_replicas, require_same_run
 
 State = TypeVar("State")
 
-RESIDUALS = "exchange_state/residuals/"
 # Space for the index files that orbax writes beside the arrays.
 _OVERHEAD_BYTES = 1 << 20
 
@@ -195,8 +194,8 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 record = self._read_record(step)
-                other = _other_replicas(record["arrays"], template, resize is not None)
-                _require_same_run(record, template, expected, also, other)
+                other = other_replicas(record["arrays"], template, resize is not None)
+                require_same_run(record, template, expected, also, other)
                 state = self._read_state(step, template, record["checksums"], other, resize)
             except Refused as reason:
                 refused.append(f"{self._path(step)}: {reason}")
@@ -344,47 +343,6 @@ def _bound_as(like, array):
     others."""
     is_bound = getattr(like, "committed", True)
     return array if is_bound else jnp.array(jax.device_get(array))
-
-
-def _other_replicas(saved: dict[str, str], template: Any, is_resized: bool) -> dict[str, Any]:
-    """Arrays of an exchange that the template has not, or not so: by name, as they were saved."""
-    own = describe(template)
-    has_own = any(name.startswith(RESIDUALS.partition("/")[0]) for name in own)
-    other = {}
-    for name, described in saved.items():
-        is_left_out = not has_own and name.startswith("exchange_state/")
-        is_other = is_resized and name.startswith(RESIDUALS) and name in own
-        if is_left_out or (is_other and own[name] != described):
-            dtype, _, shape = described.rstrip("]").partition("[")
-            sizes = tuple(int(size) for size in shape.split(",") if size)
-            device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-            other[name] = jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=device)
-    return other
-
-
-def _require_same_run(
-    record: dict[str, Any],
-    template: Any,
-    expected: dict[str, Any] | None,
-    also: Sequence[dict[str, Any]],
-    other: dict[str, Any],
-) -> None:
-    def from_wanted(expected: dict[str, Any]) -> list[str]:
-        wanted = as_json(expected)
-        return differences({key: record["run"].get(key) for key in wanted}, wanted)
-
-    unlike = from_wanted(expected or {})
-    if any(not from_wanted(other) for other in also):
-        unlike = []
-    # Arrays may differ because the run does: report them only if the settings agree.
-    saved, own = (
-        {name: shape for name, shape in arrays.items() if name not in other}
-        for arrays in (record["arrays"], describe(template))
-    )
-    unlike = unlike or differences(saved, own)
-    if unlike:
-        more = f"; and {len(unlike) - 3} more" if len(unlike) > 3 else ""
-        raise Refused(f"it belongs to another run: {'; '.join(unlike[:3])}{more}")
 
 
 def _first_line(error: BaseException) -> str:

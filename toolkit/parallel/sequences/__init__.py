@@ -1,0 +1,1 @@
+"""Sequences of unequal or great length: classes with little padding, groups of devices, pieces."""
