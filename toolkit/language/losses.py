@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit.experts import balance_loss, pooled_statistics, updated_choice_bias, z_loss
-from toolkit.looped.feed_forward import FEED_FORWARDS, ChoiceBias
+from toolkit.looped.feed_forward import FEED_FORWARDS, RouterState
 from toolkit.looped.mixing.streaming import streaming
 from toolkit.looped.recursion.loss import ROUTER_WEIGHTS, trained_hidden
 from toolkit.parallel import streamed_loss
@@ -96,8 +96,10 @@ def loss_and_bias(
     mixtures = [layer for layer in layers if isinstance(layer, FEED_FORWARDS["moe"])]
     for layer, statistics in zip(mixtures, routing, strict=True):
         own, loads = layer.router.choice_bias, pooled_statistics(statistics, 2).loads
+        if own is None:
+            continue
         set_value(own, updated_choice_bias(own[...], jax.lax.stop_gradient(loads), bias_rate))
-    return loss, nnx.state(model, ChoiceBias)
+    return loss, nnx.state(model, RouterState)
 
 
 def _loss(model, batch, *, chunks=1, block_chunks=1, balance=0.0, router_z=0.0, is_routed=False):

@@ -10,7 +10,7 @@ from flax import nnx
 from toolkit.language.run import TrainingRun
 from toolkit.language.tokens import write_tokens
 from toolkit.looped import LoopedLM, load_checkpoint
-from toolkit.looped.feed_forward import ChoiceBias
+from toolkit.looped.feed_forward import RouterState
 from toolkit.parallel import Layout
 from toolkit.training import Corpus, ProgramForm, load_corpus, load_tokens
 from toolkit.training.data.corpora import BYTE_VOCABULARY
@@ -33,9 +33,9 @@ def first_model(run: TrainingRun) -> LoopedLM:
 
 
 def parts_of(model: LoopedLM) -> tuple[nnx.GraphDef, nnx.State, nnx.State | None]:
-    """Structure, parameters, and the choice biases if the model has any, which no optimiser
+    """Structure, parameters, and what routers keep if the model has any, which no optimiser
     moves."""
-    graph, bias, params = nnx.split(model, ChoiceBias, ...)
+    graph, bias, params = nnx.split(model, RouterState, ...)
     return graph, params, bias if jax.tree.leaves(bias) else None
 
 

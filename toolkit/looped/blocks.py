@@ -61,7 +61,6 @@ class Block(nnx.Module):
         how: dict[str, Any] = {"depth": depth} if LAYERS[word].has_depth else {}
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs, **how), config.ladder_residual
         self.word, self.shares_inputs = word, self.mixer.shares_inputs
-        self.reads_tokens = self.mixer.reads_tokens
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
         is_softmax = self.mixer.word in ("full", "window", "nope")
 
@@ -69,6 +68,7 @@ class Block(nnx.Module):
             return (hidden if is_softmax else width) ** -0.5
 
         self.feed_forward = FEED_FORWARDS[feed_forward](config, down_std=down_std, rngs=rngs)
+        self.reads_tokens = self.mixer.reads_tokens or self.feed_forward.reads_tokens
         how = {"epsilon": config.norm_epsilon, "dtype": dtype, "rngs": rngs}
 
         def norm(is_wanted: bool) -> Any:
@@ -101,27 +101,31 @@ class Block(nnx.Module):
         behind: Array | None = None,
         positions: Int[Array, "batch time"] | None = None,
         return_routing: bool = False,
+        tokens: Int[Array, "batch time"] | None = None,
         **shared: Array | None,
     ) -> tuple[Any, Any]:
         """Process a whole sequence; also returns its cache, or None if there was none.
 
         With `ladder_residual`, `behind` is the stream that the mixer reads, and a pair of streams
         is returned. With `return_routing` the router's statistics take the place of the cache.
-        `shared` is what `shared_inputs` of an earlier block returned.
+        `shared` is what `shared_inputs` of an earlier block returned; `tokens` are for blocks with
+        `reads_tokens`.
         """
         if cache is None and is_streaming():
             if return_routing:
                 raise ValueError("block_chunks: not available with return_routing; wanted 1")
+            shared = shared or ({} if tokens is None else {"tokens": tokens})
             if behind is not None or segment_ids is not None or positions is not None or shared:
                 what = "packed documents" if behind is None else "ladder_residual"
                 what = what if positions is None else "recursion"
-                what = "rwkv7.value_residual or value_embedding" if shared else what
+                what = "rwkv7.value_residual, value_embedding or hash_moe" if shared else what
                 raise ValueError(f"block_chunks: not available for {what}; wanted 1")
             return stream_block(self, h, window=window), None
         read = h if behind is None else behind
         how = {"segment_ids": segment_ids, "positions": positions, **shared}
+        how |= _tokens_for(self.mixer, tokens)
         mixed, cache = self.mix(read, cache=cache, window=window, **how)
-        out, routing = self._finish(h, mixed, is_ladder=behind is not None)
+        out, routing = self._finish(h, mixed, tokens, is_ladder=behind is not None)
         if return_routing:
             return out, _statistics(routing)
         return out, cache
@@ -134,6 +138,7 @@ class Block(nnx.Module):
         window: int | None = None,
         before: Pass | None = None,
         is_step: bool = False,
+        tokens: Int[Array, "..."] | None = None,
         **how: Any,
     ) -> tuple[Any, Any, Any]:
         """A block with connections on the state of its stack, for a sequence or for one token.
@@ -159,7 +164,8 @@ class Block(nnx.Module):
         if own.gates is not None:
             read = own.gates.of_feed_forward(read, *messages)
         norm = self.feed_forward_norm
-        fed, routing = self.feed_forward.routed(read if norm is None else norm(read))
+        how = _tokens_for(self.feed_forward, tokens)
+        fed, routing = self.feed_forward.routed(read if norm is None else norm(read), **how)
         return write(self._ended(fed, self.feed_forward_end_norm)), cache, routing
 
     def mixer_input(self, h: Any) -> Any:
@@ -196,26 +202,29 @@ class Block(nnx.Module):
         *,
         window: int | None = None,
         behind: Array | None = None,
+        tokens: Int[Array, "batch"] | None = None,
         **shared: Array | None,
     ) -> tuple[Any, Any]:
         """Process one token; returns the cache with that token in it."""
         read = self.mixer_input(h if behind is None else behind)
-        mixed, cache = self.mixer.step(read, cache, **_only_if_given(window), **shared)
-        return self.finish(h, mixed, is_ladder=behind is not None), cache
+        how = {**_only_if_given(window), **_tokens_for(self.mixer, tokens), **shared}
+        mixed, cache = self.mixer.step(read, cache, **how)
+        return self._finish(h, mixed, tokens, is_ladder=behind is not None)[0], cache
 
     def finish(self, h: Array, mixed: Array, *, is_ladder: bool = False) -> Any:
         """The second half: add the mixer's output to the stream and apply the feed-forward
         layer."""
-        return self._finish(h, mixed, is_ladder=is_ladder)[0]
+        return self._finish(h, mixed, None, is_ladder=is_ladder)[0]
 
-    def _finish(self, h, mixed, *, is_ladder):
+    def _finish(self, h, mixed, tokens, *, is_ladder):
         before = h
         h = self._added(self._stream(h, self.mixer_norm), mixed, self.mixer_end_norm)
         if not self.is_fed:
             return ((h, before) if is_ladder else h), None
         read = before if is_ladder or self.is_parallel else h
         norm = self.mixer_norm if self.has_one_norm else self.feed_forward_norm
-        fed, routing = self.feed_forward.routed(read if norm is None else norm(read))
+        how = _tokens_for(self.feed_forward, tokens)
+        fed, routing = self.feed_forward.routed(read if norm is None else norm(read), **how)
         out = self._added(self._stream(h, norm), fed, self.feed_forward_end_norm)
         return ((out, h) if is_ladder else out), routing
 
@@ -292,7 +301,8 @@ def run_blocks(
         how = {"before": before, "is_step": is_step, **({} if is_step else where)}
         state = blocks[0].connections.opened(h)
         for block, window, cache in stack:
-            state, other, routing = block.connected(state, cache=cache, window=window, **how)
+            own = {**how, **_tokens_for(block, tokens)}
+            state, other, routing = block.connected(state, cache=cache, window=window, **own)
             others.append(_statistics(routing) if return_routing else other)
         h = blocks[-1].connections.closed(state)
     else:
@@ -304,7 +314,7 @@ def run_blocks(
             if block.shares_inputs:
                 first, values = block.word, block.shared_inputs(h, cache, segment_ids)
             shared = values if block.word == first else {}
-            shared = {"tokens": tokens} if block.reads_tokens else shared
+            shared = {**shared, **_tokens_for(block, tokens)}
             if is_step:
                 h, other = block.step(h, cache, window=window, behind=behind, **shared)
             else:
@@ -321,6 +331,10 @@ def run_blocks(
 
 def _statistics(routing: Any) -> Any:
     return None if routing is None else routing_statistics(routing)
+
+
+def _tokens_for(reader, tokens):
+    return {"tokens": tokens} if reader.reads_tokens else {}
 
 
 def _only_if_given(window):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 
 from toolkit.looped.config_checks import check_loops, check_norms, check_words
-from toolkit.looped.feed_forward import FEED_FORWARDS
+from toolkit.looped.feed_forward import FEED_FORWARDS, MIXTURES
 from toolkit.looped.layers import NormKind
 from toolkit.looped.loops.windows import parsed_windows
 from toolkit.looped.mixing import LAYERS
@@ -51,8 +51,9 @@ class LoopedConfig(LayerConfig):
             or one part for all loops. A part has one word for all "full" layers or one word for
             each: "full" or a number of tokens (None: no windows).
         feed_forwards: the feed-forward layers: one word for all ("swiglu"; "mlp", which has no
-            gate; "moe", a mixture of experts; or "none", a block without one), or one per layer of
-            prelude, pattern and coda, e.g. "swiglu moe moe moe".
+            gate; "moe", a mixture of experts; "hash_moe", one whose experts a
+            table of tokens names; or "none", a block without one), or one
+            per layer of prelude, pattern and coda, e.g. "swiglu moe moe moe".
         feed_forward: hidden size of the SwiGLU or the MLP (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.
@@ -195,8 +196,8 @@ class LoopedConfig(LayerConfig):
         check_words(self)
         used = {*self.layers, *self.prelude_layers, *self.coda_layers}
         fed, made = {*self.feed_forward_words}, _merged({}, self.options)
-        used |= fed & {"moe"}
-        for word in (made.keys() & FEED_FORWARDS.keys()) - fed:
+        used |= {"moe"} if fed & MIXTURES else set()
+        for word in (made.keys() & FEED_FORWARDS.keys()) - fed - used:
             if made[word] != FEED_FORWARDS[word].Options():
                 raise ValueError(
                     f"options name {word!r}, and feed_forwards {self.feed_forwards!r} has no such "

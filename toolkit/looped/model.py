@@ -13,6 +13,7 @@ from toolkit._compat import module_list
 from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.feed_forward import MIXTURES
 from toolkit.looped.layers import Embedding, linear, norm_layer, read_out
 from toolkit.looped.loops.depth import check_call, reconfigured, run_alike, start_noise
 from toolkit.looped.loops.injection import DiagonalInjection
@@ -189,7 +190,7 @@ class LoopedLM(nnx.Module):
         [loops, batch, ...], where layers outside of the loops count as one loop. They add up: over
         loops and sequences with `toolkit.experts.pooled_statistics(statistics, 2)`.
         """
-        if "moe" not in self.config.feed_forward_words:
+        if not MIXTURES & {*self.config.feed_forward_words}:
             raise ValueError(
                 f"feed_forwards is {self.config.feed_forwards!r}; a model with routing has a "
                 '"moe" layer.'

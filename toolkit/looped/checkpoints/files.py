@@ -23,7 +23,7 @@ from toolkit.looped.checkpoints.tensors import (
     stored_tensors,
 )
 from toolkit.looped.config import LoopedConfig
-from toolkit.looped.feed_forward import ChoiceBias
+from toolkit.looped.feed_forward import RouterState
 from toolkit.looped.model import LoopedLM
 
 FORMAT = "toolkit looped model"
@@ -54,7 +54,8 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
         raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(STORAGE_DTYPES)}.")
     arrays = {}
     for name, parameter in _parameters(model).items():
-        arrays[name] = parameter[...].astype(dtype)
+        is_whole = jnp.issubdtype(parameter.dtype, jnp.integer)  # a table's entries stay exact
+        arrays[name] = parameter[...] if is_whole else parameter[...].astype(dtype)
         check_finite(name, arrays[name], dtype)
     header = {
         "format": FORMAT,
@@ -156,5 +157,5 @@ def _config(path: str | Path, header: Mapping[str, str]) -> LoopedConfig:
 
 
 def _parameters(model: LoopedLM) -> dict[str, nnx.Variable]:
-    flat = nnx.to_flat_state(nnx.state(model, (nnx.Param, ChoiceBias)))
+    flat = nnx.to_flat_state(nnx.state(model, (nnx.Param, RouterState)))
     return {".".join(map(str, path)): parameter for path, parameter in flat}

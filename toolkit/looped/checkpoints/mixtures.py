@@ -12,6 +12,8 @@ from jaxtyping import Array
 
 from toolkit.experts import ROUTERS
 from toolkit.looped.checkpoints.rules import WeightRule, as_it_is, projection, stacked, vector
+from toolkit.looped.checkpoints.tensors import TABLE
+from toolkit.looped.feed_forward import MIXTURES
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Where config.json says the number of experts."""
@@ -37,7 +39,7 @@ def mixture_fields(router: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     count = next((settings[name] for name in COUNTS if settings.get(name)), None)
     hidden = settings.get("moe_intermediate_size")
     words = _words(settings)
-    if count is None or "moe" not in words:
+    if count is None or not MIXTURES & {*words}:
         return {"feed_forwards": "swiglu"}
     if router in HIDDEN_IS_OF_EXPERTS:
         hidden = settings.get("intermediate_size")
@@ -107,9 +109,9 @@ def _switches(router: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mixture_rules(
-    router: str, options: Any, here: str, names: Collection[str]
+    router: str, fed: str, options: Any, here: str, names: Collection[str]
 ) -> tuple[WeightRule, ...]:
-    """The rules of one "moe" layer, in the spelling that the checkpoint has."""
+    """The rules of one layer with experts, in the spelling that the checkpoint has."""
     if router == "gpt_oss":
         return _GPT_OSS
     if router == "nemotron_h":
@@ -120,7 +122,9 @@ def mixture_rules(
     folder = OF_MIXTURES if is_mixtral else "mlp"
     parts = {"gate": "w1", "up": "w3", "down": "w2"} if is_mixtral else _PARTS
     rules = [projection("router", f"{folder}.gate.weight")]
-    if options.choice_bias:
+    if fed == "hash_moe":
+        rules.append(as_it_is("router.table", f"{folder}.gate.{TABLE}"))
+    elif options.choice_bias:
         rules.append(vector("router.choice_bias", f"{folder}.gate.e_score_correction_bias"))
     if f"{here}{folder}.experts.gate_up_proj" in names:
         rules += [_fused_gate_up(folder), _fused_down(folder)]

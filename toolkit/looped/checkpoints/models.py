@@ -13,6 +13,7 @@ from toolkit.looped.checkpoints.mixtures import OF_MIXTURES, mixture_rules
 from toolkit.looped.checkpoints.names import STYLES
 from toolkit.looped.checkpoints.rules import WeightRule, as_it_is, projection, vector
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.feed_forward import MIXTURES
 
 
 class Part(NamedTuple):
@@ -98,9 +99,9 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
             number += 1 + (fed != "none")
         is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
         folder = OF_MIXTURES if is_named_moe else "mlp"
-        rules = () if fed in ("moe", "none") else _dense(family, fed, config, folder)
-        if fed == "moe" and family.router is not None:
-            rules = mixture_rules(family.router, config.moe, beside, names)
+        rules = () if fed in (*MIXTURES, "none") else _dense(family, fed, config, folder)
+        if fed in MIXTURES and family.router is not None:
+            rules = mixture_rules(family.router, fed, config.moe, beside, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule, layer))
         own = norms(fed, layer)
         fed_norms = tuple(r for r in own if beside != here and r.ours[0].startswith("feed"))

@@ -11,6 +11,7 @@ from toolkit.looped.checkpoints.families.scalars import owner_of
 from toolkit.looped.checkpoints.mixtures import HIDDEN_IS_OF_EXPERTS
 from toolkit.looped.checkpoints.reading import fields_of, reads_of
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.feed_forward import MIXTURES
 from toolkit.looped.mixing import LAYERS
 
 ARCHITECTURES = {
@@ -119,7 +120,7 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
     if style in ("qwen2", "qwen3", "smollm3"):
         found["use_sliding_window"] = windows
         found["max_window_layers"] = list(config.layers).index("window") if windows else 0
-    if family.router is not None and "moe" in config.feed_forward_words:
+    if family.router is not None and MIXTURES & {*config.feed_forward_words}:
         found |= _mixture_settings(family.router, config)
         if style in LISTS_FEED_FORWARDS:
             del found["first_k_dense_replace"]
@@ -176,7 +177,7 @@ def _values_of(path: str, fed: str, config: LoopedConfig) -> list[Any]:
 
 def _mixture_settings(router: str, config: LoopedConfig) -> dict[str, Any]:
     words, row = list(config.feed_forward_words), ROUTERS[router]
-    dense = [layer for layer, word in enumerate(words) if word != "moe"]
+    dense = [layer for layer, word in enumerate(words) if word not in MIXTURES]
     options = config.moe
     hidden = options.hidden or config.feed_forward_size
     count = "num_local_experts" if router in ("mixtral", "gpt_oss") else None
@@ -218,7 +219,7 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
     ours, theirs = dataclasses.asdict(config), dataclasses.asdict(read)
     for facts, model in ((ours, config), (theirs, read)):
         facts["feed_forwards"] = model.feed_forward_words
-    if {*config.feed_forward_words} == {"moe"}:
+    if {*config.feed_forward_words} <= MIXTURES:
         del ours["feed_forward"]
     # What is None follows from other sizes, and was written out as what follows.
     odd = [

@@ -17,6 +17,9 @@ from toolkit.looped.parameters import parameter_count
 from toolkit.measure import available_memory
 
 FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("I64", "I32")
+TABLE = "tid2eid"
+"""Ending of the names of tables of tokens' experts, which are whole numbers."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -125,15 +128,22 @@ def check_memory(parameters: int, where: str) -> None:
 
 
 def _read(file: Path, read: Callable[[str], Array], name: str, dtype: str) -> Array:
-    if dtype not in FLOATS:
+    known = INTEGERS if _is_whole(name) else FLOATS
+    if dtype not in known:
         raise ValueError(
-            f"{file}: tensor {name!r} holds {dtype}; it must hold one of {', '.join(FLOATS)}."
+            f"{file}: tensor {name!r} holds {dtype}; it must hold one of {', '.join(known)}."
         )
     return _finite(str(file), name, read(name))
 
 
+def _is_whole(name: str) -> bool:
+    return name.endswith((TABLE, "router.table"))
+
+
 def _finite(where: str, name: str, tensor: Any) -> Array:
     array = np.asarray(tensor)
+    if _is_whole(name) and jnp.issubdtype(array.dtype, jnp.integer):
+        return jnp.asarray(array, jnp.int32)
     if not jnp.issubdtype(array.dtype, jnp.floating) or not np.isfinite(array).all():
         raise ValueError(f"{where}: tensor {name!r} must hold finite floating-point numbers.")
     return jnp.asarray(tensor if isinstance(tensor, Array) else array)

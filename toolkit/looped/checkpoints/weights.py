@@ -15,7 +15,7 @@ from toolkit.looped.checkpoints.names import STYLES
 from toolkit.looped.checkpoints.rules import WeightRule
 from toolkit.looped.checkpoints.softmax_names import FLEXIBLE
 from toolkit.looped.checkpoints.tensors import StoredTensor, files_of, given_tensors, stored_tensors
-from toolkit.looped.feed_forward import ChoiceBias
+from toolkit.looped.feed_forward import RouterState
 
 
 @checked
@@ -146,7 +146,7 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 
 def parameter_paths(module: Any) -> set[str]:
     """The paths of a module's parameters, such as "output.kernel"."""
-    state = nnx.to_flat_state(nnx.state(module, (nnx.Param, ChoiceBias)))
+    state = nnx.to_flat_state(nnx.state(module, (nnx.Param, RouterState)))
     return {".".join(map(str, path)) for path, _ in state}
 
 

@@ -147,7 +147,8 @@ def _write_tensors(model: LoopedLM, style: str, folder: Path, dtype: str, most: 
             file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         arrays = {}
         for name, make in shard:
-            arrays[name] = make().astype(dtype)
+            made = make()
+            arrays[name] = made if jnp.issubdtype(made.dtype, jnp.integer) else made.astype(dtype)
             check_finite(name, arrays[name], dtype)
             places[name] = file
         save_file(arrays, folder / file, metadata={"format": "pt"})
@@ -229,7 +230,9 @@ def _inverted(
             )
         tensor[source[source > 0] - 1] = difference[source > 0]
     part = tensor.reshape(shape)[start : start + rows]
-    return jnp.asarray(part.reshape(rule.stored) if isinstance(rule.stored, tuple) else part)
+    part = part.reshape(rule.stored) if isinstance(rule.stored, tuple) else part
+    is_whole = jnp.issubdtype(ours[0].dtype, jnp.integer)
+    return jnp.asarray(part, jnp.int32 if is_whole else None)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from toolkit.experts import (
     ACTIVATIONS,
@@ -25,8 +25,12 @@ from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerOptions
 
 
-class ChoiceBias(nnx.Variable):
-    """The bias that chooses experts: a state of the model, not a parameter."""
+class RouterState(nnx.Variable):
+    """What a router keeps and no gradient moves: a state of the model, not a parameter."""
+
+
+class ChoiceBias(RouterState):
+    """The bias that chooses experts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +89,8 @@ class MixtureOptions(LayerOptions):
 
 
 class Router(nnx.Module):
-    """The parameters of a router: a kernel, a bias of the logits or None, and a `ChoiceBias` or
-    None."""
+    """The parameters of a router: a kernel, a bias of the logits or None, a `ChoiceBias` or None,
+    and a table of tokens or None."""
 
     def __init__(self, width: int, options: MixtureOptions, rngs: nnx.Rngs):
         # Not zero: with equal scores every token would choose the first experts.
@@ -95,6 +99,7 @@ class Router(nnx.Module):
         self.kernel = nnx.Param(draw(rngs.params(), (width, count)))
         self.bias = nnx.Param(jnp.zeros(count)) if options.router_bias else none
         self.choice_bias = ChoiceBias(jnp.zeros(count)) if options.choice_bias else none
+        self.table: Any = none
 
 
 class Experts(nnx.Module):
@@ -156,9 +161,14 @@ class MixtureLayer(FeedForwardLayer):
         self.options, self.dtype = options, dtype
 
     def routed(
-        self, x: Float[Array, "... width"], *, apply: Callable[..., Array] = mixture
+        self,
+        x: Float[Array, "... width"],
+        *,
+        apply: Callable[..., Array] = mixture,
+        experts: Int[Array, "... chosen"] | None = None,
     ) -> tuple[Array, Routing]:
-        """The output, and the router's decisions; `apply` takes the arguments of `mixture`."""
+        """The output, and the router's decisions; `apply` takes the arguments of `mixture`, and
+        `experts` are given ones, as in `route`."""
 
         def cast(parameter: Any) -> Any:
             return None if parameter is None else parameter[...].astype(self.dtype)
@@ -169,7 +179,8 @@ class MixtureLayer(FeedForwardLayer):
         options, router, x = self.options, self.router, x.astype(self.dtype)
         logits = router_logits(x, router.kernel[...], whole(router.bias))
         bias = whole(router.choice_bias)
-        routing = route(logits, options.chosen, choice_bias=bias, **options.switches)
+        how = {**options.switches, "choice_bias": bias, "experts": experts}
+        routing = route(logits, options.chosen, **how)
         own = functools.partial(getattr, self.experts)
         names = ("gate_bias", "up_bias", "down_bias")
         activation = ACTIVATIONS[options.activation]

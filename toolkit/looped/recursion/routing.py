@@ -210,10 +210,10 @@ def check_recursion(config: Any) -> None:
             f"recursion: the state of {other[0]!r} layers cannot leave tokens out; want looped "
             f"layers out of {', '.join(WORDS)}."
         )
-    if "moe" in config.feed_forward_words:
+    if MIXTURES & {*config.feed_forward_words}:
         raise ValueError(
             "recursion: routers of experts would count tokens that a loop leaves out; want "
-            'feed_forwards without "moe".'
+            'feed_forwards without "moe" and "hash_moe".'
         )
     if any(getattr(config, word).quantised_cache for word in {*config.layers}):
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.looped.checkpoints.families import scalars
 from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.feed_forward import MIXTURES
 
 HEAVY, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
 RATES = {SPARSE: ("csa_rate", 4), HEAVY: ("hca_rate", 128)}
@@ -29,11 +30,13 @@ def _prepared(settings: dict[str, Any]) -> dict[str, Any]:
     found = dict(settings)
     count = found.get("num_hidden_layers") or 0
     fed, hashed = found.pop("mlp_layer_types", None), found.pop("num_hash_layers", 3)
-    if "hash_moe" in (fed or ()) or (fed is None and hashed and count):
+    if fed is None:
+        fed = ["hash_moe" if layer < hashed else "moe" for layer in range(count)]
+    if len(fed) != count or {*fed} - MIXTURES:
         raise ValueError(
-            "config.json has 'hash_moe' among its mlp_layer_types (or num_hash_layers): layers "
-            "whose experts a table of tokens chooses are not read."
+            f"config.json has the mlp_layer_types {fed!r}; wanted {count} out of 'hash_moe', 'moe'."
         )
+    found["fed_types"] = " ".join(fed)
     ratios = found.pop("compress_ratios", None)
     if found.get("layer_types") is None and ratios is not None:
         odd = next((ratio for ratio in ratios if ratio not in KINDS), None)
@@ -78,7 +81,7 @@ def _written(settings: dict[str, Any]) -> dict[str, Any]:
     found = dict(settings)
     for name in ("first_k_dense_replace", "n_group", "topk_group"):
         found.pop(name, None)
-    found["mlp_layer_types"] = ["moe"] * found["num_hidden_layers"]
+    found["mlp_layer_types"] = found.pop("fed_types").split()
     found["compress_rates"] = {
         kind: found.pop(name, usual) for kind, (name, usual) in RATES.items()
     }
@@ -131,6 +134,7 @@ DEEPSEEK_V4 = Family(
         "index_n_heads": scalars.whole("csa.index_heads"),
         "index_head_dim": scalars.whole("csa.index_size"),
         "index_topk": scalars.whole("csa.selected_entries"),
+        "fed_types": scalars.Setting(("feed_forwards",), str),
         "hc_mult": scalars.whole("streams"),
         "hc_sinkhorn_iters": scalars.whole("stream_mixing_steps"),
     },
