@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import KVCache
 from toolkit.attention.execution.precision import accumulator
+from toolkit.looped.feed_forward import MIXTURES
 from toolkit.looped.mixing.unwritten import UnwrittenCache, written
 
 WORDS = ("full", "nope")
