@@ -235,3 +235,75 @@ def test_on_one_device_it_is_the_plain_step(make):
     )
     wanted, found = (Counter(re.findall(r" = \S+ ([\w-]+)\(", text)) for text in texts)
     assert found == wanted
+
+
+def errors(params, batch):
+    return jnp.sum((batch["x"] @ params["first"]["kernel"]) ** 2, -1)
+
+
+def masked(batch):
+    return batch["x"][:, 0] > 0
+
+
+def scanned(params, batch):
+    """The mean by a loop over the rows of the batch, and a penalty on weights."""
+    total = jax.lax.scan(
+        lambda total, row: (total + errors(params, {"x": row}).sum(), None),
+        0.0,
+        batch["x"].reshape(-1, 2, 24),
+    )[0]
+    return total / batch["x"].shape[0] + jnp.sum(params["second"]["kernel"] ** 2)
+
+
+MEANS = {
+    "a mean": lambda p, b: errors(p, b).mean(),
+    "a sum by the count of rows": lambda p, b: errors(p, b).sum() / jnp.ones(len(b["x"])).sum(),
+    "rows by their number": lambda p, b: errors(p, b) @ jnp.full(len(b["x"]), 1 / len(b["x"])),
+    "a loop and a penalty": scanned,
+    "rows picked by their place": lambda p, b: (
+        (b["x"] @ p["first"]["kernel"])[jnp.arange(len(b["x"])), (b["y"][:, 0] > 0).astype(int)]
+    ).mean(),
+}
+OTHERS = {
+    "a sum over the batch": (
+        lambda p, b: errors(p, b).sum(),
+        lambda p, b: errors(p, b).mean() + b["y"].sum(),
+        lambda p, b: scanned(p, b) * len(b["x"]),
+    ),
+    "a mean whose weights depend on the batch": (
+        lambda p, b: jnp.mean(errors(p, b), where=masked(b)),
+        lambda p, b: jnp.average(errors(p, b), weights=jnp.abs(b["y"][:, 0])),
+    ),
+    "a loss that mixes rows of the batch": (
+        lambda p, b: jnp.sqrt(errors(p, b).mean()),
+        lambda p, b: (errors(p, b) * jnp.roll(b["y"][:, 0], 1)).mean(),
+        lambda p, b: jax.nn.logsumexp(errors(p, b)[:, None] - errors(p, b)),
+        lambda p, b: jnp.var(errors(p, b)),
+    ),
+}
+
+
+def one_step(make, loss, mesh):
+    params, batch, descent = mlp_params(), mlp_batch(), optax.sgd(1e-3)
+    layout = fully_sharded(params, mesh)
+    placed = layout.apply((params, descent.init(params)))
+    found = repeat(make(loss, descent, layout), *placed, layout.apply_batch(batch), steps=1)
+    return found, one_device(loss, params, batch, descent, steps=1)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_known_by_its_program(mesh, name):
+    found, wanted = one_step(sharded_train_step, MEANS[name], mesh)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, wanted)
+
+
+@pytest.mark.parametrize(("got", "loss"), [(got, own) for got in OTHERS for own in OTHERS[got]])
+def test_a_loss_that_is_no_mean_of_its_parts_is_refused(mesh, got, loss):
+    """Each device would have another loss than its share of the whole one."""
+    with pytest.raises(ValueError, match=f"loss_fn: got {got}; sharded_train_step wants"):
+        one_step(sharded_train_step, loss, mesh)
+
+
+def test_the_compiler_takes_any_loss(mesh):
+    found, wanted = one_step(partitioned_train_step, OTHERS["a sum over the batch"][0], mesh)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, wanted)

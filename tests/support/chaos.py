@@ -1,8 +1,11 @@
 """Kills, stops and full disks against real jobs over gloo, and what came of them.
 
-python tests/support/chaos.py KILLS [SEED]       prints the counts as they stand in the docs
+python tests/support/chaos.py KILLS [FILE]       prints the counts as they stand in the docs
+
+FILE keeps the counts after every run, so that the same command goes on where it was stopped.
 """
 
+import json
 import os
 import random
 import subprocess
@@ -189,20 +192,22 @@ def kill(one, victim):
     return True
 
 
-def killed_runs(folder, kills, seed=0, layout=TWO_BY_TWO):
+def killed_runs(folder, kills, file=None, layout=TWO_BY_TWO):
     """So many kills at random moments of runs that all must end as an undisturbed one.
 
     Returns the counts by moment and victim. AssertionError at the first run that ends otherwise.
     """
-    folder, chance, counts = Path(folder), random.Random(seed), Counter()
+    folder, counts = Path(folder), Counter()
+    if file is not None and Path(file).exists():
+        counts.update({tuple(kind): count for kind, count in json.loads(Path(file).read_text())})
     per_run = min(kills, KILLS_PER_RUN)
     steps, programs = 16 + 10 * per_run, folder / "programs"
     expected = finished(folder / "undisturbed", layout, steps, programs)
     kinds = [(moment, victim) for moment in MOMENTS for victim in VICTIMS]
-    chance.shuffle(kinds)
-    number = 0
+    random.Random(0).shuffle(kinds)
     while counts.total() < kills:
-        directory, number, status = folder / f"run-{number}", number + 1, None
+        directory, status = folder / f"run-{counts.total()}", None
+        chance = random.Random(counts.total())
         todo = min(per_run, kills - counts.total())
         while status is None:
             with job(directory, layout, steps, programs, ("--restarts", str(todo))) as one:
@@ -218,6 +223,8 @@ def killed_runs(folder, kills, seed=0, layout=TWO_BY_TWO):
                     assert (status, said) == (0, expected), errors
         assert rows(directory) == rows(folder / "undisturbed")
         print(f"{counts.total()} of {kills} kills", file=sys.stderr, flush=True)
+        if file is not None:
+            Path(file).write_text(json.dumps(list(counts.items())))
     return counts
 
 
@@ -233,6 +240,6 @@ def table(counts):
 if __name__ == "__main__":
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        found = killed_runs(place, int(sys.argv[1]), *map(int, sys.argv[2:3]))
+        found = killed_runs(place, int(sys.argv[1]), *sys.argv[2:3])
     print(table(found))
     print(f"{found.total()} kills in {time.monotonic() - began:.0f} s; every run ended alike")

@@ -4,9 +4,9 @@
 
 Says "step N" at every metrics row and "order N loss X sha256 HEX" at the end, the first process
 only. Its model state is a number made of every token in its place of row and step: rows in another
-order, left out or taken twice would change it, and no rounding does. A device computes two rows at
-once, so that fewer devices take more passes over the same batch. Checkpoints come every second
-update, so that a run is inside a save most of the time.
+order, left out or taken twice would change it, and no rounding does. A device computes a row at a
+time, so that fewer devices take more passes over the same batch, four devices two. Checkpoints come
+every second update, so that a run is inside a save most of the time.
 """
 
 import sys
@@ -20,7 +20,7 @@ from training_small_run import bigram_loss, bigram_params
 
 from toolkit import parallel, training
 
-BATCH, TIME, WIDTH, ROWS_AT_ONCE = 8, 16, 16, 2
+BATCH, TIME, WIDTH, ROWS_AT_ONCE = 8, 16, 16, 1
 
 
 def loss(params, order, batch):

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 from toolkit._checks import checked
 from toolkit.parallel.axes import axes_of, check_auto_axes
 from toolkit.parallel.dataflow.programs import inlined
+from toolkit.parallel.dataflow.reductions import check_is_mean
 from toolkit.parallel.first_use import FirstUse, Shard, only, unshared, without
 from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
@@ -53,7 +54,7 @@ def partitioned_train_step(
         params, optimizer_state <- optimizer(gradients)
 
     Args:
-        loss_fn: (params, batch) -> scalar loss, for instance a mean over the batch.
+        loss_fn: (params, batch) -> scalar loss: a mean, a sum, or any other.
         optimizer: an optax transformation.
         layout: shardings of parameters (and with them the optimiser's moments) and batch.
         donate: update params and optimizer_state in place, which consumes the arrays passed in.
@@ -113,8 +114,9 @@ def sharded_train_step(
     `shard_map`, so that it can use global norms.
 
     Args:
-        loss_fn: (params, batch) -> scalar loss, a *mean* over the batch with equal weights (the
-            loss of a batch is taken to be the mean of its parts' losses).
+        loss_fn: (params, batch) -> scalar loss, a *mean* over the batch with equal weights. A sum,
+            a mean by weights of the batch, and a loss that mixes rows are refused, by the traced
+            program; `partitioned_train_step` takes any.
         optimizer: an optax transformation.
         layout: shardings of parameters and batch. The compiler communicates along axes that do not
             shard the batch, such as "model".
@@ -212,6 +214,7 @@ def sharded_train_step(
             for name in STATES
         )
         whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+        check_is_mean(loss_fn, (whole,), batch, devices)
         is_kept = _is_not_gathered if plan is None else _is_not_exchanged
 
         def loss_of_shards(shards: Params, local_batch: Batch, *key: Array) -> Float[Array, ""]:

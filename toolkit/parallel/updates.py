@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit.parallel.accumulation import gradient_in_passes
+from toolkit.parallel.dataflow.reductions import check_is_mean
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
 from toolkit.parallel.gradients.replicas import exchanged_gradient
 from toolkit.parallel.loss_scaling import loss_scale_of, where_finite
@@ -92,8 +93,9 @@ def make_update(
 
     `loss_fn` is (params, batch) -> loss; with a model state in the TrainState (params, model_state,
     batch) -> (loss, model_state). `metrics_of` takes loss, gradients and new optimiser state; None
-    for the loss alone. `passes` and `weigh` are those of `gradient_in_passes`. With an exchange,
-    replicas' gradients become their mean by it; a skipped update leaves its memory as it was.
+    for the loss alone. `passes` and `weigh` are those of `gradient_in_passes`; in several parts and
+    without weights, the loss must be a mean. With an exchange, replicas' gradients become their
+    mean by it; a skipped update leaves its memory as it was.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -107,6 +109,10 @@ def make_update(
 
     def update(state: TrainState, data: Any, rate: Array | None) -> tuple[TrainState, Metrics]:
         batch = sample(data, state.step)
+        if weigh is None:
+            parts = passes * (1 if exchange is None else exchange.replicas)
+            given = state.params, state.model_state
+            check_is_mean(loss_of, given, batch, parts, allows_mixed=True)
         scale = loss_scale_of(state.optimizer_state)
         model_state, exchange_state = state.model_state, state.exchange_state
         if by_exchange is None:
