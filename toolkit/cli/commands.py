@@ -15,6 +15,7 @@ import tyro
 from toolkit._same_name import hidden, hiding
 from toolkit.cli.cluster import explain, launch, plan
 from toolkit.cli.collectives import plan_collective
+from toolkit.cli.compare import compare
 from toolkit.cli.language import enable_compilation_cache as _enable_compilation_cache
 from toolkit.cli.language import evaluate, export, generate, serve
 from toolkit.cli.results import bench, eject, experiment
@@ -92,6 +93,7 @@ _FUNCTIONS = (
     gather,
     export_site,
     train,
+    compare,
     launch,
     generate,
     serve,

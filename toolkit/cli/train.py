@@ -160,7 +160,7 @@ def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, A
     if preset is not None or "init_from" in {*file, *given}:
         values = {"looped": {}}
     if start.extend is not None:
-        values = _stored(directory)
+        values = stored_options(directory)
     values = merged(values, file)
     flags: dict[str, Any] = {"looped": {}}
     for name, value in given.items():
@@ -198,7 +198,7 @@ def _planned(path: Path, values: dict[str, Any], given: dict[str, Any]) -> Any:
     return saved
 
 
-def _stored(directory: Path) -> dict[str, Any]:
+def stored_options(directory: Path) -> dict[str, Any]:
     """The options of the run in a folder."""
     from toolkit.language.cores import read_run
 

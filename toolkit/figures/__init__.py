@@ -1,5 +1,7 @@
 """The visual language of every figure: style, axes, quantities in words.
 
+save_figure   a figure for a paper: PDF or SVG, one or two columns wide
+report        an HTML page of text, tables and pictures
 style         the house style as a context
 STYLE         its settings
 Look          how one contender is drawn everywhere: colour, dashes, marker, hatch
@@ -16,6 +18,7 @@ short         the same for ticks
 """
 
 from toolkit.figures.axes import log_axes
+from toolkit.figures.paper import save_figure
 from toolkit.figures.picture import Picture, new_figure
 from toolkit.figures.style import (
     ACCENT,
@@ -48,6 +51,7 @@ __all__ = [
     "log_axes",
     "look",
     "new_figure",
+    "save_figure",
     "short",
     "style",
     "use_size",

@@ -5,6 +5,8 @@ PRESETS                   LT2's configurations by name, from a laptop's to 1.3B
 parameter_count           parameters of a configuration, without allocating any
 active_parameter_count    those of them that a token passes, in a model with experts
 match_parameters          give one model as many parameters as another
+flops_per_token           FLOPs of training on one token
+match_compute             give one model as many of these as another has
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
 register_layer            add one of your own
@@ -79,6 +81,8 @@ from toolkit.looped.mixing import LAYERS, register_layer
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import (
     active_parameter_count,
+    flops_per_token,
+    match_compute,
     match_parameters,
     parameter_count,
 )
@@ -124,6 +128,7 @@ __all__ = [
     "exit_loss",
     "exit_probabilities",
     "extend",
+    "flops_per_token",
     "front_loaded",
     "generate",
     "generate_speculatively",
@@ -133,6 +138,7 @@ __all__ = [
     "load_checkpoint",
     "load_layer",
     "load_model",
+    "match_compute",
     "match_parameters",
     "pad_prompts",
     "parameter_count",

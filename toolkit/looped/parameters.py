@@ -1,10 +1,10 @@
-"""Parameters and FLOPs of a configuration, counted on shapes; and models of equal size."""
+"""Parameters and FLOPs of a configuration, counted on shapes; models of equal size or cost."""
 
 import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.loops.injection import injection_parameters
 from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.attention import AttentionSizes
 
 
 @checked
@@ -102,16 +103,56 @@ def layer_parameters(word: str, config: LoopedConfig, *, is_first: bool = True) 
 
 
 def token_flops(config: LoopedConfig, context: int) -> int:
-    """FLOPs of one more token after `context` others (modelled), without prelude and coda.
+    """FLOPs of one more token after `context` others (modelled).
 
-    loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
+    2 vocabulary width + sum over layers runs (2 parameters + mixing one token)
     """
-    total = 2 * config.vocabulary * config.width
-    words = config.feed_forward_words[len(config.prelude_layers) :][: len(config.layers)]
-    pairs = zip(config.layers, _fed(config, words, is_active=True), strict=True)
-    for place, (word, fed) in enumerate(pairs):
-        matrices = layer_parameters(word, config, is_first=not place) + fed
-        total += config.loops * (2 * matrices + _mixing_flops(word, config, context))
+    return _forward_flops(config, lambda word: _mixing_flops(word, config, context))
+
+
+@checked
+def flops_per_token(config: LoopedConfig, time: int) -> float:
+    """FLOPs that training asks for per token (modelled): the backward pass is twice the forward.
+
+        3 (2 vocabulary width + sum over layers runs (2 active parameters + mixing / time))
+
+    Layers of the loops run `loops` times. Mixing is `forward_flops` of the row of `MIXERS`: of
+    pairs that a query may see, and of the chunks in which a recurrent mixer is trained. What
+    `remat` computes twice does not count.
+
+    Args:
+        config: the model.
+        time: tokens of a sequence, on which attention depends.
+
+    Returns:
+        FLOPs per token, without the optimiser's.
+
+    Cost: Formulas alone; a layer's parameters are counted once per process.
+
+    Source: Chowdhery et al., "PaLM", 2022, appendix B, for softmax layers that run once.
+
+    Example:
+        >>> once, twice = (LoopedConfig.tiny("full", loops=n, width=16, heads=2) for n in (1, 2))
+        >>> head = 6 * once.vocabulary * once.width
+        >>> (flops_per_token(twice, 8) - head) / (flops_per_token(once, 8) - head)
+        2.0
+    """
+    if time < 1:
+        raise ValueError(f"time: got {time}, wanted at least 1")
+    return 3 * _forward_flops(config, lambda word: _mixing_flops(word, config, time, whole=True))
+
+
+def _forward_flops(config: LoopedConfig, mixing: Callable[[str], float]) -> Any:
+    """Of one token through all layers and loops, its mixing as given for each word."""
+    width, words = config.width, iter(config.feed_forward_words)
+    total: Any = 2 * config.vocabulary * width + 2 * config.coda_projection * width**2
+    total += 2 * config.loops * injection_parameters(config)
+    stacks = (config.prelude_layers, config.layers, config.coda_layers)
+    for layers, runs in zip(stacks, (1, config.loops, 1), strict=True):
+        for place, word in enumerate(layers):
+            (fed,) = _fed(config, [next(words)], is_active=True)
+            matrices = layer_parameters(word, config, is_first=not place) + fed
+            total += runs * (2 * matrices + mixing(word))
     return total
 
 
@@ -140,23 +181,30 @@ def _fed(config: LoopedConfig, words: Iterable[str], *, is_active: bool) -> list
     return [FEED_FORWARDS[word].parameters(config)[is_active] for word in words]
 
 
-def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
+def _mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool = False) -> Any:
+    """Of one token after `context` others, or the mean over a whole sequence of that length."""
     own: Any = LAYERS[word].sizes_of(config)
+    if word == "mla" and whole:  # per head: a key of its own and a shared one, and a value
+        pairs = (context + 1) / 2
+        return 2 * own.heads * (own.key_size + own.rope_size + own.value_size) * pairs
     if (
         word == "mla"
     ):  # absorbed form: all heads attend to the latents, and the up-projections are matrices
         return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
     if word == "hybrid":
-        return sum(_mixing_flops(part, config, context) for part in ("full", "mamba2"))
+        parts = ("full", "mamba2")
+        return sum(_mixing_flops(part, config, context, whole=whole) for part in parts)
     if word in ("conv", "channel_mix"):
         return 2 * (own.key_size + 1) * config.width
-    if word in ("full", "window", "nope", "value_embedding"):
+    if isinstance(own, AttentionSizes):
         heads, _, size = own
         window = LAYERS[word].window_of(config)
         word = LAYERS[word].mixer or word
         row, sizes = mixer(word, sliding_window=window) if window else mixer(word), (size, size)
     else:
         (_, heads, *sizes), row = own, mixer(LAYERS[word].mixer or word)
+    if whole:
+        return row.forward_flops(1, context, heads, *sizes, **row.options) / context
     return row.step_flops(1, context, heads, *sizes, **row.options)
 
 
@@ -196,22 +244,74 @@ def match_parameters(
         >>> abs(parameter_count(matched) / parameter_count(plain) - 1) < 0.01
         True
     """
-    if set(config.feed_forward_words) != {"swiglu"}:
-        raise ValueError(
-            f"feed_forwards is {config.feed_forwards!r}; parameters are matched by the size of "
-            'SwiGLU layers: configure feed_forwards="swiglu".'
-        )
+    _require_swiglu(config)
     wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
     per_unit = (3 * config.width + 2 * config.swiglu.biases) * len(_all_layers(config))
     fixed = parameter_count(config) - per_unit * config.feed_forward_size
+    return _matched(config, wanted, parameter_count, (fixed, per_unit), tolerance, "parameters")
+
+
+@checked
+def match_compute(
+    config: LoopedConfig, target: LoopedConfig | float, time: int, *, tolerance: float = 0.01
+) -> LoopedConfig:
+    """Change the feed-forward size so that training a token costs as much as in another model.
+
+        flops_per_token(result, time) = flops_per_token(target, time)
+
+    A looped model runs its layers several times: at equal parameters it computes more.
+
+    Args:
+        config: the model to change.
+        target: FLOPs per token, or the model that takes them.
+        time: tokens of a sequence.
+        tolerance: largest accepted |FLOPs / target - 1|.
+
+    Returns:
+        `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
+
+    Raises:
+        ValueError: its feed-forward layers are not SwiGLU, or no size of theirs is close enough.
+
+    Example:
+        >>> plain, looped = LoopedConfig.tiny("full full"), LoopedConfig.tiny("full full", loops=2)
+        >>> matched = match_compute(looped, plain, time=16)
+        >>> abs(flops_per_token(matched, 16) / flops_per_token(plain, 16) - 1) < 0.01
+        True
+    """
+    _require_swiglu(config)
+    wanted = flops_per_token(target, time) if isinstance(target, LoopedConfig) else float(target)
+    size, count = config.feed_forward_size, functools.partial(flops_per_token, time=time)
+    now, twice = (count(dataclasses.replace(config, feed_forward=n * size)) for n in (1, 2))
+    line = 2 * now - twice, (twice - now) / size
+    return _matched(config, wanted, count, line, tolerance, "FLOPs per token")
+
+
+def _require_swiglu(config: LoopedConfig) -> None:
+    if set(config.feed_forward_words) != {"swiglu"}:
+        raise ValueError(
+            f"feed_forwards is {config.feed_forwards!r}; models are matched by the size of "
+            'SwiGLU layers: configure feed_forwards="swiglu".'
+        )
+
+
+def _matched(
+    config: LoopedConfig,
+    wanted: float,
+    count: Callable[[LoopedConfig], float],
+    line: tuple[float, float],
+    tolerance: float,
+    unit: str,
+) -> LoopedConfig:
+    """The feed-forward size whose count is the wanted one, on a line of (fixed, per unit)."""
+    fixed, per_unit = line
     exact = (wanted - fixed) / per_unit
     for multiple in (8, 1):
         feed_forward = max(multiple, multiple * round(exact / multiple))
         matched = dataclasses.replace(config, feed_forward=feed_forward)
-        if abs(parameter_count(matched) / wanted - 1) <= tolerance:
+        if abs(count(matched) / wanted - 1) <= tolerance:
             return matched
     raise ValueError(
-        f"no feed_forward size brings {parameter_count(config)} parameters within {tolerance:.1%} "
-        "of "
-        f"{wanted}: the rest of the model has {fixed}; change width or pattern."
+        f"no feed_forward size brings {count(config):,.0f} {unit} within {tolerance:.1%} of "
+        f"{wanted:,.0f}: the rest of the model has {fixed:,.0f}; change width or pattern."
     )

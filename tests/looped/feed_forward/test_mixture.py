@@ -278,5 +278,5 @@ def test_what_does_not_know_mixtures_says_so(model):
     dense = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match='a model with routing has a "moe" layer'):
         dense.with_routing(TOKENS)
-    with pytest.raises(ValueError, match="parameters are matched by the size of SwiGLU layers"):
+    with pytest.raises(ValueError, match="models are matched by the size of SwiGLU layers"):
         match_parameters(model.config, 10_000)

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,24 @@ def _run_all(
                     shutil.rmtree(workspace.directory)
                     done += work
                     progress(0.0, done)
+
+
+def finish_runs(
+    experiment: Experiment, runs: Sequence[Run], finished: FinishedRuns, folder: Path, command: str
+) -> None:
+    """Run what is left of these runs, and wait for those that other processes are at.
+
+    KeyboardInterrupt, or `Stopped`, where the process is asked to stop.
+    """
+    while left := [run for run in runs if not finished.holds(run)]:
+        _run_all(experiment, left, finished, folder, command)
+        finished.refresh()
+        for run in left:
+            if not finished.holds(run):
+                print(f"waiting for the process that is at {run.label}, seed {run.seed}")
+                with locked(_workspace(folder, run).with_suffix(".lock"), wait=True):
+                    finished.refresh()
+                break
 
 
 def _blocks(experiment: Experiment, runs: list[Run]) -> list[list[Run]]:

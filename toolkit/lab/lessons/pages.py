@@ -17,11 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from toolkit._checks import checked
-from toolkit.figures import ACCENT, LOOKS, in_words, new_figure, style
+from toolkit.figures import ACCENT, LOOKS, in_words, new_figure, report, style
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.outline import Outline, Question
 from toolkit.lab.lessons.progress import read_events, read_progress
-from toolkit.lab.tour import report
 
 _DATA = re.compile(r'<script type="application/json" id="toolkit-progress">(.*?)</script>', re.S)
 MOST_BYTES = 20_000_000

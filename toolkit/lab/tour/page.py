@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.figures import in_words
+from toolkit.figures import in_words, report
 from toolkit.lab.attention.view import DECODE, PREFILL
-from toolkit.lab.tour import figures, report
+from toolkit.lab.tour import figures
 from toolkit.language import TrainedModel, TrainingRun
 from toolkit.language.train import LOG_EVERY
 from toolkit.measure import environment_rows

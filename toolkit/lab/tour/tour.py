@@ -18,10 +18,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from toolkit.figures.report import write_whole
 from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.attention.view import DECODE, KEPT, PREFILL, Layer
 from toolkit.lab.tour.page import TourResults, write_tour_page
-from toolkit.lab.tour.report import write_whole
 from toolkit.language import (
     TrainedModel,
     TrainingRun,
