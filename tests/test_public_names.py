@@ -27,8 +27,9 @@ NAMES = {
         student_from top_k_divergence
     """,
     "experiments": """
-        Claim Column EXPERIMENTS Experiment MissingResultError Results Run Stopped Verdict
-        Workspace load_experiment result_table run_experiment show_recorded
+        Claim Column Comparison EXPERIMENTS Experiment MissingResultError Results Run Stopped
+        Verdict Workspace load_comparison load_experiment result_table run_comparison
+        run_experiment show_comparison show_recorded
     """,
     "lab": """
         Choice CostPanel LoopPanel LoopStatePanel MemoryPanel MixerCostPanel MixerPanel
@@ -39,8 +40,8 @@ NAMES = {
     "looped": """
         IndexerLosses LAYERS LoopedCache LoopedConfig LoopedLM PRESETS back_loaded bookend by_loop
         cache_bytes_per_sequence cache_bytes_per_token decode_step draw_loops effective_transition
-        exit_loop exit_loss exit_probabilities extend front_loaded generate indexer_losses
-        influence_bound interleave load_checkpoint load_layer load_model match_parameters
+        exit_loop exit_loss exit_probabilities extend flops_per_token front_loaded generate indexer_losses
+        influence_bound interleave load_checkpoint load_layer load_model match_compute match_parameters
         pad_prompts parameter_count penalised_logits permutation_steps prefill random_placement
         sample_token save_model stream tokens_reached truncated_logits vote with_loops with_windows
     """,

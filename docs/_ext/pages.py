@@ -144,6 +144,31 @@ def write_experiments():
         )
 
 
+def write_comparisons():
+    """What `toolkit compare FOLDER --recorded` prints and draws."""
+    from toolkit.experiments import load_comparison, show_comparison
+
+    for folder in sorted((ROOT / "data/comparisons").glob("*/")):
+        found = load_comparison(folder)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            show_comparison(*found, DOCS / "results" / folder.name)
+        text = "\n".join(
+            map(folded, printed.getvalue().partition("\npage:")[0].strip().splitlines())
+        )
+        title = text.partition("  (")[0]
+        title = title[0].upper() + title[1:]
+        files = " ".join(f"{name}.toml" for name in found[0].contenders)
+        write(
+            f"results/{folder.name}.md",
+            f"# {title}\n\n{origins(folder / 'runs.jsonl', [r['environment'] for r in found[2]])}\n\n"
+            f"![{title}]({folder.name}/figure.png)\n\n```text\n{text}\n```\n\n"
+            f"The contenders are [{files}]({REPOSITORY}/{folder.relative_to(ROOT)}). "
+            f"Show it again, without running anything:\n\n"
+            f"```sh\ntoolkit compare {folder.relative_to(ROOT)} --recorded\n```\n",
+        )
+
+
 def folded(line):
     """A long line of words goes on below its second column; a row of a table stays whole."""
     if "+-" in line or not re.search(r"[a-z] [a-z]+ [a-z]", line):
@@ -231,6 +256,7 @@ def generate(app):
     write_rooms()
     write_notebooks()
     write_experiments()
+    write_comparisons()
     write_claims()
     write_measurements()
 

@@ -50,7 +50,7 @@ def compare(
         recorded: only print and draw what is in the folder.
     """
     import_modules(imports)
-    from toolkit.experiments.compare import load_comparison, run_comparison, show_comparison
+    from toolkit.experiments import load_comparison, run_comparison, show_comparison
     from toolkit.language import load_tokenizer
 
     if recorded:

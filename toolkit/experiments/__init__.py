@@ -6,6 +6,12 @@ Running
 * `run_experiment`: run unfinished runs, print table and verdicts, write records and figure
 * `show_recorded`: the same from a record, without running anything
 
+Comparing models: `toolkit compare`
+* `run_comparison`: match contenders, tune their rates, train all seeds, judge, write the page
+* `load_comparison`: the comparison in a folder, with what has been run of it
+* `show_comparison`: its page anew, without running anything
+* `Comparison`: contenders, text and rule
+
 Describing
 * `Experiment`: settings, a function that runs one, claims, a figure
 * `Run`: one setting with one seed
@@ -23,6 +29,9 @@ Describing
 """
 
 from toolkit.experiments.catalogue import EXPERIMENTS, load_experiment
+from toolkit.experiments.compare.comparison import Comparison
+from toolkit.experiments.compare.page import show_comparison
+from toolkit.experiments.compare.running import load_comparison, run_comparison
 from toolkit.experiments.kit.experiment import (
     Column,
     Experiment,
@@ -39,6 +48,7 @@ __all__ = [
     "EXPERIMENTS",
     "Claim",
     "Column",
+    "Comparison",
     "Experiment",
     "MissingResultError",
     "Results",
@@ -48,9 +58,12 @@ __all__ = [
     "Workspace",
     "above",
     "below",
+    "load_comparison",
     "load_experiment",
     "power",
     "result_table",
+    "run_comparison",
     "run_experiment",
+    "show_comparison",
     "show_recorded",
 ]

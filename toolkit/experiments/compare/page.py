@@ -4,17 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from toolkit._checks import checked
-from toolkit.experiments.compare.comparison import CURVE, LOSS, Comparison, sizes_of
+from toolkit.experiments.compare.comparison import LOSS, Comparison, sizes_of
 from toolkit.experiments.compare.matching import MATCHES
-from toolkit.experiments.kit.chart import LOOKS, draw_curves
 from toolkit.experiments.kit.records import is_changed, results_of
 from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Verdict, interval
-from toolkit.figures import new_figure, report, style
-from toolkit.figures.paper import save_figure
 from toolkit.measure.tables import text_table
 
 Rows = list[list[str]]
@@ -44,10 +40,14 @@ def show_comparison(
         ValueError: no run is finished.
 
     Example:
-        >>> from toolkit.experiments.compare import load_comparison
+        >>> from toolkit.experiments import load_comparison
         >>> folder = Path("data/comparisons/looped-hybrid")
         >>> show_comparison(*load_comparison(folder), Path("page"))  # doctest: +SKIP
     """
+    # matplotlib, only when it is wanted
+    from toolkit.experiments.compare.figure import draw, write_below
+    from toolkit.figures import report, save_figure, style
+
     if not lines:
         raise ValueError("lines: got no finished run, wanted some of each contender")
     rates = comparison.best_rates(tried)
@@ -56,9 +56,10 @@ def show_comparison(
     verdicts = final.verdicts(results)
     facts = lines[-1]["environment"]
     origin = f"{how}: {facts['device']}, jax {facts['versions']['jax']}, {facts['date'][:10]}"
+    outcome = outcome_rows(comparison, results)
     tables = {
         f"Held-out loss in {comparison.unit}: mean and standard deviation over seeds, and the "
-        "95 % interval of the paired difference": outcome_rows(comparison, results),
+        "95 % interval of the paired difference": outcome,
         f"What was made equal: {MATCHES[comparison.match]} (FLOPs are modelled)": cost_rows(
             comparison, results, rates
         ),
@@ -74,11 +75,14 @@ def show_comparison(
     directory.mkdir(parents=True, exist_ok=True)
     with style():
         figure = draw(comparison, tried, results, rates, origin)
+        shown = report.picture(figure, origin, f"Held-out loss of {final.title}")
+        below = text_table(outcome, "<" + ">" * (len(outcome[0]) - 1))
+        write_below(figure, f"{below}\n\n" + "\n".join(words))
         figure.savefig(directory / "figure.png")
         save_figure(figure, directory / "comparison.pdf", columns=2)
     sections = [
         ("What came out", "".join(map(report.paragraph, [*words, *warnings]))),
-        ("The curves", report.picture(figure, origin, f"Held-out loss of {final.title}")),
+        ("The curves", shown),
         *((title.partition(":")[0], report.table(rows[0], rows[1:], title, how))
           for title, rows in tables.items()),
         ("How it was done", report.paragraph(method_words(comparison))
@@ -167,42 +171,3 @@ def method_words(comparison: Comparison) -> str:
         "seeds; it does not say what another text, another size or a longer training would give. "
         f"The text: {comparison.text['name']}, {comparison.text['size']:,} tokens."
     )
-
-
-def draw(
-    comparison: Comparison, tried: Results, results: Results, rates: dict[str, float], origin: str
-) -> Figure:
-    """Loss by step, paired differences of all seeds, and loss by learning rate."""
-    figure = new_figure(11.0, 4.2)
-    curves, paired, tuned = figure.subplots(1, 3, width_ratios=(3, 2, 2))
-    draw_curves(curves, results, CURVE, every=1)
-    curves.set(xlabel="step", ylabel=f"held-out loss, {comparison.unit}", title="Training")
-    curves.legend()
-    first, *others = comparison.contenders
-    paired.axhline(0, color=LOOKS[0].colour)
-    for band in (-comparison.smallest, comparison.smallest):
-        paired.axhline(band, color="grey", linestyle=":", linewidth=1)
-    for place, label in enumerate(others):
-        theirs, ours = results.paired(LOSS, [first, label])
-        differences, look = ours - theirs, LOOKS[(place + 1) % len(LOOKS)]
-        paired.plot([place] * len(differences), differences, ".", color="grey", markersize=4)
-        if len(differences) > 1 and np.isfinite(differences).all():
-            low, high = interval(differences, len(others))
-            mean = differences.mean()
-            paired.errorbar(place, mean, [[mean - low], [high - mean]], color=look.colour,
-                            marker=look.marker, capsize=5)  # fmt: skip
-    paired.set_xticks(range(len(others)), others)
-    paired.set_xlim(-0.6, len(others) - 0.4)
-    paired.set(title="Difference and 95 % interval", ylabel=f"loss less that of {first}")
-    for place, label in enumerate(comparison.contenders):
-        grid, look = comparison.grid(label), LOOKS[place % len(LOOKS)]
-        losses = [tried.mean(f"{label}, rate {rate:g}", LOSS) for rate in grid]
-        tuned.plot(grid, losses, color=look.colour, linestyle=look.dashes, marker=look.marker)
-        chosen = grid.index(rates[label])
-        tuned.plot(grid[chosen], losses[chosen], marker="o", markersize=13, color=look.colour,
-                   fillstyle="none", linestyle="")  # fmt: skip
-    tuned.set_xscale("log")
-    tuned.set(title="Rates tried", xlabel="learning rate")
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.text(0.01, 0.01, f"Bands and dots: seeds. {origin}", color="grey", fontsize=9)
-    return figure
