@@ -40,10 +40,11 @@ NAMES = {
     "looped": """
         IndexerLosses LAYERS LoopedCache LoopedConfig LoopedLM PRESETS back_loaded bookend by_loop
         cache_bytes_per_sequence cache_bytes_per_token decode_step draw_loops effective_transition
-        exit_loop exit_loss exit_probabilities extend flops_per_token front_loaded generate indexer_losses
-        influence_bound interleave load_checkpoint load_layer load_model match_compute match_parameters
-        pad_prompts parameter_count penalised_logits permutation_steps prefill random_placement
-        sample_token save_model stream tokens_reached truncated_logits vote with_loops with_windows
+        exit_loop exit_loss exit_probabilities extend flops_per_token front_loaded generate
+        indexer_losses influence_bound interleave load_checkpoint load_layer load_model
+        match_compute match_parameters pad_prompts parameter_count penalised_logits
+        permutation_steps prefill random_placement sample_token save_model stream tokens_reached
+        truncated_logits vote with_loops with_windows
     """,
     "lr": """
         AutoLRS CONTENDERS Contender Controller CoordinateCheck Forecast GaussianProcess

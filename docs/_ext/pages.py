@@ -158,10 +158,11 @@ def write_comparisons():
         )
         title = text.partition("  (")[0]
         title = title[0].upper() + title[1:]
+        origin = origins(folder / "runs.jsonl", [line["environment"] for line in found[2]])
         files = " ".join(f"{name}.toml" for name in found[0].contenders)
         write(
             f"results/{folder.name}.md",
-            f"# {title}\n\n{origins(folder / 'runs.jsonl', [r['environment'] for r in found[2]])}\n\n"
+            f"# {title}\n\n{origin}\n\n"
             f"![{title}]({folder.name}/figure.png)\n\n```text\n{text}\n```\n\n"
             f"The contenders are [{files}]({REPOSITORY}/{folder.relative_to(ROOT)}). "
             f"Show it again, without running anything:\n\n"

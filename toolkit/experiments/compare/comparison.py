@@ -57,10 +57,10 @@ class Comparison:
         text: name, size and sha256 of the text.
 
     Example:
+        >>> from toolkit.language import TrainingRun
         >>> from toolkit.looped import LoopedConfig
         >>> runs = {word: TrainingRun(LoopedConfig.tiny(word)) for word in ("full", "gdn")}
-        >>> comparison = Comparison(runs, "tokens", "bits per byte", rates=3)
-        >>> comparison.grid("full")
+        >>> Comparison(runs, "tokens", "bits per byte", rates=3).grid("full")
         (0.0015, 0.003, 0.006)
     """
 
@@ -75,7 +75,7 @@ class Comparison:
 
     def grid(self, label: str) -> tuple[float, ...]:
         """The learning rates that a contender tries, around the one it is configured with."""
-        middle = self.contenders[label].learning_rate
+        middle: Any = self.contenders[label].learning_rate
         steps = range(-((self.rates - 1) // 2), self.rates // 2 + 1)
         return tuple(float(f"{middle * self.factor**step:.4g}") for step in steps)
 

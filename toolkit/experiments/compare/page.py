@@ -40,7 +40,7 @@ def show_comparison(
         ValueError: no run is finished.
 
     Example:
-        >>> from toolkit.experiments import load_comparison
+        >>> from pathlib import Path
         >>> folder = Path("data/comparisons/looped-hybrid")
         >>> show_comparison(*load_comparison(folder), Path("page"))  # doctest: +SKIP
     """

@@ -76,6 +76,8 @@ def run_comparison(
     Cost: (rates + seeds) trainings per contender.
 
     Example:
+        >>> from pathlib import Path
+        >>> from toolkit.language import TrainingRun
         >>> from toolkit.looped import LoopedConfig
         >>> runs = {word: TrainingRun(LoopedConfig.tiny(word)) for word in ("full", "gdn")}
         >>> run_comparison(runs, Path("comparison"))  # doctest: +SKIP
@@ -120,6 +122,7 @@ def load_comparison(
         ValueError: a file was changed.
 
     Example:
+        >>> from pathlib import Path
         >>> load_comparison(Path("no/such/folder"))
         Traceback (most recent call last):
         FileNotFoundError: directory: 'no/such/folder' holds no comparison.json
