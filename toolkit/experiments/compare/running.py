@@ -28,7 +28,7 @@ from toolkit.language.start import TOKENS, text_corpus
 from toolkit.language.tokens import check_vocabulary, find_tokenizer
 from toolkit.language.train import LOG_EVERY
 from toolkit.training import load_tokens
-from toolkit.training.locks import locked
+from toolkit.training.checkpoints.locks import locked
 
 FACTS, RATES, RUNS = "comparison.json", "rates.jsonl", "runs.jsonl"
 TIMED_STEPS = 4 * LOG_EVERY
