@@ -83,7 +83,7 @@ def _contender(name: str, set: tuple[str, ...], tokenizer: Any) -> tuple[str, An
     file = Path(path if equals else name)
     label = label if equals else file.stem
     if not file.exists():
-        raise ValueError(f"contenders: there is no file or folder {str(file)!r}")
+        raise ValueError(f"contenders: found neither a file nor a folder {str(file)!r}")
     values = stored_options(file) if file.is_dir() else read_options(file)
     if tokenizer is not None:
         values = merged({"looped": {"vocabulary": tokenizer.get_vocab_size()}}, values)
