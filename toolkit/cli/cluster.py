@@ -80,6 +80,7 @@ def plan(
     weights: Literal["bfloat16", "float8"] = "bfloat16",
     cache: Literal["bfloat16", "float8"] = "bfloat16",
     order_seconds: float = 0.0,
+    exchange: tuple[str, ...] = (),
     save: Path | None = None,
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
@@ -123,6 +124,9 @@ def plan(
         weights, cache: kind of numbers while decoding.
         order_seconds: also search an order of tasks for the fastest pipelines, with so
             many seconds for each integer program (needs OR-tools).
+        exchange: also choose which gradients of the fastest plan to compress, on its modelled
+            timeline: compressors, or exchanges as `toolkit train --exchange` takes them, from which
+            each tensor takes one or none (Espresso), and which layers to send together (MergeComp).
         save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
             --plan`.
     """
@@ -198,6 +202,10 @@ def plan(
     elif sys.argv[1:2] == ["plan"]:
         again = shlex.join(["toolkit", *sys.argv[1:], "--save", "plan.json"])
         print(f"Train it with:  {again} && toolkit train RUN --plan plan.json")
+    if exchange:
+        from toolkit.planning.gradients.exchanges import choose_exchanges
+
+        print(choose_exchanges(found.best, exchange))
     if links is not None:
         print(placed_in_words(found, links))
     if lengths:

@@ -46,6 +46,14 @@ Decode with latent attention, or a mixture of experts (`decode/`):
 * `break_even_tokens`: cached tokens from which cut latents read less than cut heads
 * `DecodePlan`, `DecodeCost`: what they say
 
+Choose what gradients are compressed (`gradients/`):
+
+* `choose_exchanges`: an exchange for each gradient of a step, as an `ExchangeChoice`
+* `ExchangeChoice`: the schedule, the greedy one beside it, what each tensor gains
+* `best_exchanges`: the optimum over options and groups, as a `Schedule` of messages in lanes
+* `greedy_exchanges`, `best_cut`: the searches of Espresso and MergeComp
+* `Option`, `Schedule`: a way to exchange tensors with its `Cost`; messages in time
+
 Lay out in time (`time/timeline.py`, `time/compiled_work.py`):
 
 * `timeline`: a compiled program in lanes, as a `Timeline`; what if the link were half as fast
@@ -65,6 +73,9 @@ from toolkit.planning.decode.choice import DecodePlan, plan_decode
 from toolkit.planning.decode.latent import DecodeCost, break_even_tokens, decode_cost
 from toolkit.planning.grade.calibrate import Calibration, calibrate
 from toolkit.planning.grade.program import Program, train_program
+from toolkit.planning.gradients.exchanges import ExchangeChoice, choose_exchanges
+from toolkit.planning.gradients.lanes import Cost, Option, Schedule
+from toolkit.planning.gradients.search import best_cut, best_exchanges, greedy_exchanges
 from toolkit.planning.memory.categories import Memory
 from toolkit.planning.memory.swapping import (
     ActivationTensor,
@@ -114,33 +125,41 @@ __all__ = [
     "Chunks",
     "Cluster",
     "Constants",
+    "Cost",
     "DecodeCost",
     "DecodePlan",
+    "ExchangeChoice",
     "Fates",
     "Memory",
     "MixedPlan",
     "MixedStage",
+    "Option",
     "Placement",
     "Plan",
     "Prediction",
     "Program",
     "ReplicaPlan",
     "SavedPlan",
+    "Schedule",
     "SequencePlan",
     "Span",
     "Strategy",
     "Timeline",
     "assign_layers",
     "balance_stages",
+    "best_cut",
+    "best_exchanges",
     "best_slices",
     "break_even_tokens",
     "calibrate",
+    "choose_exchanges",
     "chunk_sequences",
     "cluster",
     "cut_evenly",
     "decision_trees",
     "decode_cost",
     "equal_time_cuts",
+    "greedy_exchanges",
     "keep_layers",
     "keep_swap_recompute",
     "load_plan",

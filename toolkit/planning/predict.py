@@ -73,9 +73,9 @@ class Prediction:
     @cached_property
     def parts(self) -> Seconds:
         """Seconds of all layers, embedding and head, as if on one pipeline stage."""
-        total = self._table
+        total = self.seconds_of_tables
         for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
-            total += self._each[kind].times(count)
+            total += self.seconds_by_kind[kind].times(count)
         return total
 
     @cached_property
@@ -121,11 +121,11 @@ class Prediction:
             Counter(layer_kinds(self.config, self.strategy)[start:end]),
             self.config.loops,
         )
-        each = (self._each[kind].times(count / loops) for kind, count in kinds.items())
+        each = (self.seconds_by_kind[kind].times(count / loops) for kind, count in kinds.items())
         parts = sum(each, Seconds())
         # The first stage embeds, and has half of the table's communication.
         share = 0.25 * (stage == 0) + 0.75 * (stage == self.strategy.stage_count - 1)
-        return parts + self._table.times(share) if share else parts
+        return parts + self.seconds_of_tables.times(share) if share else parts
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -235,12 +235,14 @@ class Prediction:
         )  # fmt: skip
 
     @cached_property
-    def _each(self):
+    def seconds_by_kind(self) -> dict[tuple[str, str, str], Seconds]:
+        """Seconds of a layer of each kind: mixer, feed-forward layer, recomputation."""
         kinds = set(layer_kinds(self.config, self.strategy))
         return {kind: layer_seconds(self.config, *kind, *self._sizes()) for kind in kinds}
 
     @cached_property
-    def _table(self):
+    def seconds_of_tables(self) -> Seconds:
+        """Seconds of embedding and head."""
         return table_seconds(self.config, *self._sizes())
 
     @cached_property

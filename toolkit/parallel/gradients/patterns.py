@@ -21,7 +21,7 @@ from toolkit.parallel.gradients.messages import Messages, Rows
 from toolkit.parallel.gradients.packing import pack, unpack
 from toolkit.parallel.gradients.peers import Along, Peers
 
-Bytes = Callable[[Compressor, Along, int], float]
+Sends = Callable[[Compressor, Along, int], list[tuple[Peers, float]]]
 Shapes = Callable[[Along, int], list[tuple[int, int]]]
 
 
@@ -33,7 +33,8 @@ class Pattern:
         name: of the row.
         whole: (rows [D, length], along, messages) -> mean [D, length], the same on all replicas.
         scatter: the same -> mean [length] of this replica's row; None if rows come only together.
-        bytes_whole, bytes_scatter: (compressor, along, length) -> bytes that a device sends.
+        sends, scatter_sends: (compressor, along, length) -> of every collective its devices, and
+            the bytes that each of them sends.
         memories: (along, length) -> shapes of what the hops of `whole` encode, in order;
             `scatter` makes all of them but the last.
         source: the paper.
@@ -41,15 +42,16 @@ class Pattern:
     Example:
         >>> from toolkit.parallel.gradients.peers import Along
         >>> along = Along.over({"data": 8}, None)
-        >>> PATTERNS["scatter_gather"].bytes_whole(COMPRESSORS["int8"](64), along, 512)
-        7616
+        >>> sends = PATTERNS["scatter_gather"].sends(COMPRESSORS["int8"](64), along, 512)
+        >>> [sent for _, sent in sends]
+        [3808, 3808]
     """
 
     name: str
     whole: Callable[[Rows, Along, Messages], Rows]
     scatter: Callable[[Rows, Along, Messages], Array] | None
-    bytes_whole: Bytes
-    bytes_scatter: Bytes | None
+    sends: Sends
+    scatter_sends: Sends | None
     memories: Shapes
     source: str
 
@@ -131,26 +133,31 @@ def _vote(rows: Rows, along: Along, messages: Messages) -> Rows:
     return 2.0 * unpack(along.peers.all_gather(mine), 1, length) - 1 + flag
 
 
-def _share(peers: Peers) -> float:
-    return (peers.size - 1) / peers.size
+def _each(peers: Peers, sent: float) -> tuple[Peers, float]:
+    """Every device sends so much to, or for, each of the others."""
+    return peers, (peers.size - 1) * sent
 
 
-def _bytes_scatter(compressor: Compressor, along: Along, length: int) -> float:
-    return (along.peers.size - 1) * compressor.payload_bytes(length)
+def _send(compressor: Compressor, along: Along, length: int) -> list[tuple[Peers, float]]:
+    return [_each(along.peers, compressor.payload_bytes(length))]
 
 
-def _bytes_two_hop(compressor: Compressor, along: Along, length: int) -> float:
-    near = (along.near.size - 1) * compressor.payload_bytes(along.far.size * length)
-    return near + (along.far.size - 1) * compressor.payload_bytes(length)
+def _send_two_hop(compressor: Compressor, along: Along, length: int) -> list[tuple[Peers, float]]:
+    near = _each(along.near, compressor.payload_bytes(along.far.size * length))
+    return [near, _each(along.far, compressor.payload_bytes(length))]
 
 
-def _bytes_far(compressor: Compressor, along: Along, length: int) -> float:
-    near = (along.near.size - 1) * 4 * along.far.size * length
-    return near + (along.far.size - 1) * compressor.payload_bytes(length)
+def _send_far(compressor: Compressor, along: Along, length: int) -> list[tuple[Peers, float]]:
+    near = _each(along.near, 4 * along.far.size * length)
+    return [near, _each(along.far, compressor.payload_bytes(length))]
 
 
-def _bytes_all_reduce(compressor: Compressor, along: Along, length: int) -> float:
-    return 2 * _share(along.peers) * compressor.payload_bytes(along.peers.size * length)
+def _send_whole(compressor: Compressor, along: Along, length: int) -> list[tuple[Peers, float]]:
+    return [_each(along.peers, compressor.payload_bytes(along.peers.size * length))]
+
+
+def _ring(along: Along, size: float) -> list[tuple[Peers, float]]:
+    return 2 * [_each(along.peers, size / along.peers.size)]
 
 
 PATTERNS: dict[str, Pattern] = {
@@ -160,7 +167,9 @@ PATTERNS: dict[str, Pattern] = {
             "all_reduce",
             _all_reduce,
             None,
-            _bytes_all_reduce,
+            lambda compressor, along, length: _ring(
+                along, compressor.payload_bytes(along.peers.size * length)
+            ),
             None,
             lambda along, length: [(1, along.peers.size * length)],
             "dense with float32; with random_k: Vogels et al., PowerSGD, 2019, appendix",
@@ -169,8 +178,8 @@ PATTERNS: dict[str, Pattern] = {
             "dense",
             lambda rows, along, messages: jax.lax.pmean(rows, along.peers.axes),
             _sum_scatter,
-            lambda compressor, along, length: 8 * (along.peers.size - 1) * length,
-            lambda compressor, along, length: 4 * (along.peers.size - 1) * length,
+            lambda compressor, along, length: 2 * [_each(along.peers, 4 * length)],
+            lambda compressor, along, length: [_each(along.peers, 4 * length)],
             lambda along, length: [],
             "ring all-reduce",
         ),
@@ -178,9 +187,7 @@ PATTERNS: dict[str, Pattern] = {
             "gather",
             _all_gather,
             None,
-            lambda compressor, along, length: (
-                (along.peers.size - 1) * compressor.payload_bytes(along.peers.size * length)
-            ),
+            _send_whole,
             None,
             lambda along, length: [(1, along.peers.size * length)],
             "Xu et al., GRACE, 2021",
@@ -189,8 +196,8 @@ PATTERNS: dict[str, Pattern] = {
             "scatter_gather",
             _scatter_gather,
             lambda rows, along, messages: _scatter(rows, along.peers, messages),
-            lambda *where: 2 * _bytes_scatter(*where),
-            _bytes_scatter,
+            lambda *where: 2 * _send(*where),
+            _send,
             lambda along, length: [(along.peers.size, length), (1, length)],
             "Tang et al., 1-bit Adam, 2021, section 3",
         ),
@@ -198,8 +205,8 @@ PATTERNS: dict[str, Pattern] = {
             "two_hop",
             _two_hop,
             _two_hop_scatter,
-            lambda *where: _bytes_two_hop(*where) + _bytes_scatter(*where),
-            _bytes_two_hop,
+            lambda *where: _send_two_hop(*where) + _send(*where),
+            _send_two_hop,
             lambda along, length: [
                 *[(along.near.size, along.far.size * length)] * (along.near.size > 1),
                 *[(along.far.size, length)] * (along.far.size > 1),
@@ -211,8 +218,8 @@ PATTERNS: dict[str, Pattern] = {
             "far",
             _far,
             _far_scatter,
-            lambda *where: 2 * _bytes_far(*where),
-            _bytes_far,
+            lambda *where: _send_far(*where) + _send_far(*where)[::-1],
+            _send_far,
             lambda along, length: [*[(along.far.size, length)] * (along.far.size > 1), (1, length)],
             "Xu et al., three-level partitioning, 2025: only the outer level is quantised",
         ),
@@ -220,9 +227,10 @@ PATTERNS: dict[str, Pattern] = {
             "vote",
             _vote,
             None,
-            lambda compressor, along, length: (
-                2 * (along.peers.size - 1) * -(-length // 8) + 8 * _share(along.peers)
-            ),
+            lambda compressor, along, length: [
+                *_ring(along, 4),  # the flag
+                *2 * [_each(along.peers, -(-length // 8))],
+            ],
             None,
             lambda along, length: [],
             "Bernstein et al., signSGD, 2018",

@@ -180,10 +180,12 @@ class ExchangePlan:
         """Bytes that a device sends in `mean`: modelled, and equal to the compiled program's."""
         how, total = self.exchange.how, 0.0
         for group in self.groups:
-            if group.is_cut and how.bytes_scatter is not None:
-                total += how.bytes_scatter(self.exchange.of_gradients, group.along, group.length)
+            scatters = how.scatter_sends if group.is_cut else None
+            sends = scatters or how.sends
+            where = self.exchange.of_gradients, group.along, group.length
+            total += sum(sent for _, sent in sends(*where))
+            if scatters:
                 continue
-            total += how.bytes_whole(self.exchange.of_gradients, group.along, group.length)
             devices = group.along.peers.size
             total += 8 * (devices - 1) / devices * group.rest
         for group in self.dense:

@@ -1,0 +1,162 @@
+"""What to compress: the optimum is that of brute force; greedy searches are held against it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from toolkit.measure import published_peak
+from toolkit.parallel.gradients import COMPRESSORS, Exchange
+from toolkit.parallel.gradients.peers import Along
+from toolkit.planning import (
+    Constants,
+    Cost,
+    Option,
+    Schedule,
+    Strategy,
+    best_cut,
+    best_exchanges,
+    choose_exchanges,
+    greedy_exchanges,
+    predict,
+)
+from toolkit.planning.gradients.exchanges import message_cost
+from toolkit.planning.gradients.lanes import Message, one_by_one
+
+EQUAL = 1e-8  # what the search takes for the same
+SIZES, READY = (16, 64, 4, 64, 16, 1, 64, 4), (1, 3, 3.5, 6, 7, 7.2, 10, 10.5)
+
+
+def options_for(sizes, link=1.0):
+    """Dense, half, and a sixteenth that must be encoded and decoded."""
+    total = [0, *itertools.accumulate(sizes)]
+
+    def option(name, share, is_encoded):
+        def cost(first, last):
+            x = total[last] - total[first]
+            extra = (0.3 + 0.01 * x, 0.15 + 0.005 * x) if is_encoded else (0.0, 0.0)
+            return Cost(extra[0], (0.3 + 0.25 * x * share) / link, extra[1])
+
+        return Option(name, cost)
+
+    return [option("dense", 1, False), option("half", 1 / 2, False), option("few", 1 / 16, True)]
+
+
+def by_force(ready, options, is_grouped=False):
+    n, found = len(ready), np.inf
+    for cuts in itertools.product((0, 1), repeat=n - 1) if is_grouped else [(1,) * (n - 1)]:
+        ends = [0, *(at + 1 for at, cut in enumerate(cuts) if cut), n]
+        for chosen in itertools.product(options, repeat=len(ends) - 1):
+            pairs = zip(itertools.pairwise(ends), chosen, strict=True)
+            messages = tuple(Message(*ends_of, option) for ends_of, option in pairs)
+            found = min(found, Schedule(tuple(ready), messages).seconds)
+    return found
+
+
+def drawn(seed, n):
+    rng = np.random.default_rng(seed)
+    return np.cumsum(rng.exponential(1, n)).tolist(), np.exp(rng.normal(1, 1.5, n)).tolist()
+
+
+def test_golden_choice():
+    options = options_for(SIZES)
+    alike = [one_by_one(READY, [option] * 8).seconds for option in options]
+    assert alike == pytest.approx([61.65, 32.525, 16.2225])
+    best, greedy = best_exchanges(READY, options), greedy_exchanges(READY, options, SIZES)
+    assert best.seconds == pytest.approx(14.6525) == greedy.seconds
+    # What is sent before the last idle time of the link stays as it is.
+    assert greedy.options() == ["dense", "few", "dense", "few", "half", "dense", "few", "few"]
+
+
+def test_the_optimum_is_that_of_brute_force_and_greedy_is_not():
+    gaps = []
+    for seed in range(25):
+        (ready, sizes), options = drawn(seed, 6), None
+        options = options_for(sizes)
+        best = best_exchanges(ready, options).seconds
+        assert best == pytest.approx(by_force(ready, options), rel=EQUAL)
+        gaps.append(greedy_exchanges(ready, options, sizes).seconds / best - 1)
+        if seed < 4:
+            wanted = by_force(ready[:4], options, is_grouped=True)
+            found = best_exchanges(ready[:4], options, is_grouped=True)
+            assert found.seconds == pytest.approx(wanted, rel=EQUAL)
+        assert best_exchanges(ready, options_for(sizes, link=1.3)).seconds <= best
+    assert min(gaps) >= -EQUAL
+    assert 0.001 < np.mean(gaps) < 0.05
+    assert max(gaps) < 0.15
+
+
+def test_free_encoding_leaves_the_longer_chain():
+    ready, sizes = drawn(0, 12)
+    dense = options_for(sizes)[0]
+    sends = [dense.cost(at, at + 1).send for at in range(12)]
+    wanted = max(ready[at] + sum(sends[at:]) for at in range(12))
+    assert one_by_one(ready, [dense] * 12).seconds == pytest.approx(wanted)
+
+
+def test_golden_groups():
+    rng = np.random.default_rng(7)
+    x = np.round(rng.lognormal(0, 1.2, 24), 3)
+    ready = np.cumsum(np.round(rng.lognormal(-1, 0.6, 24), 3)).tolist()
+
+    def cost(first, last):
+        whole = float(x[first:last].sum())
+        return Cost(0.8 + 0.02 * whole, 0.5 + 0.25 * whole)
+
+    option = Option("compressed", cost)
+    assert one_by_one(ready, [option] * 24).seconds == pytest.approx(29.0273, abs=1e-4)
+    cut = best_cut(ready, option)
+    assert (cut.messages[0].last, cut.seconds) == (15, pytest.approx(12.7720, abs=1e-4))
+    best = best_exchanges(ready, [option], is_grouped=True)
+    assert [message.last for message in best.messages] == [13, 22, 24]
+    assert best.seconds == pytest.approx(12.3622, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("chip", "devices", "link", "wanted"),
+    [("H100", 8, 0, [3.71, 2.67]), ("A10G", 8, 1, [509, 263]), ("TPU v5e", 16, 0, [17.4, 12.0])],
+)
+def test_golden_milliseconds_of_350_million(chip, devices, link, wanted):
+    peak = published_peak(chip)
+    along = Along.over({"data": devices}, devices)
+    for name, seconds in zip(("int8", "int4"), wanted, strict=True):
+        found = message_cost(
+            Exchange(COMPRESSORS[name]()), along, 350_000_000,
+            lambda peers: peak.links[min(link, len(peak.links) - 1)],
+            0.8 * peak.bytes_per_second, Constants(),
+        )  # fmt: skip
+        assert 1e3 * sum(found) == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_plan_compresses_what_the_link_cannot_hide():
+    def chosen(chips, exchange, **degrees):
+        step = predict("llama-3.2-1b", chips, Strategy(**degrees), batch=64, memory=1e12)
+        return choose_exchanges(step, [exchange])
+
+    near = chosen("h100:8", "int8", data=8)  # hidden already, but for the last: the embedding
+    assert [near.tensors.names[at] for at, name in enumerate(near.best.options())
+            if name != "dense"] == ["embedding: 128256 x 2048"]  # fmt: skip
+    far = chosen("h100:64", "int4:far", data=64)
+    assert far.best.options().count("int4=256:far") > 30
+    assert far.best.exposed < far.dense.exposed / 2
+    assert far.step_seconds == far.step.step_seconds + far.best.exposed - far.dense.exposed
+    assert far.best.seconds <= far.greedy.seconds <= far.dense.seconds
+    assert "Espresso's greedy search ends" in str(far)
+    scattered = chosen("h100:8", "int4", fsdp=8)
+    assert {option.name for option in scattered.options} == {"dense", "int4=256:scatter_gather"}
+
+
+def test_what_cannot_be_chosen_is_refused():
+    for degrees, message in (
+        ({"tensor": 8}, "tensor 8, whose gradients are not exchanged"),
+        ({"data": 2, "pipeline": 4, "microbatches": 8}, "wanted a plan without pipeline stages"),
+    ):
+        step = predict("llama-3.2-1b", "h100:8", Strategy(**degrees), batch=64)
+        with pytest.raises(ValueError, match=message):
+            choose_exchanges(step, ["int8"])
+    with pytest.raises(ValueError, match="in rising order"):
+        best_exchanges([2.0, 1.0], options_for([1, 1]))
+    with pytest.raises(ValueError, match="options: got none"):
+        best_exchanges([1.0], [])
+    with pytest.raises(ValueError, match="sizes: got 1 for 2 tensors"):
+        greedy_exchanges([1.0, 2.0], options_for([1, 1]), [1.0])

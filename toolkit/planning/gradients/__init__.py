@@ -1,0 +1,6 @@
+"""Which gradients to compress, and which to send together, on a modelled timeline.
+
+* `lanes.py`: options with their costs, laid out in time
+* `search.py`: the optimum by a Pareto programme; Espresso's greedy search; MergeComp's cut
+* `exchanges.py`: the same for a planned step, as `toolkit plan --exchange` prints it
+"""
