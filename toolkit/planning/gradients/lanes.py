@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from toolkit._checks import checked
-
 
 class Cost(NamedTuple):
     """Seconds of one message: before the link, on it, and after it."""
@@ -119,19 +117,7 @@ class Schedule:
         return [m.option.name for m in self.messages for _ in range(m.first, m.last)]
 
 
-@checked
 def one_by_one(ready: Sequence[float], options: Sequence[Option]) -> Schedule:
-    """Every tensor as a message of its own, each with its option.
-
-    Args:
-        ready: seconds at which each gradient is ready, rising.
-        options: one for each tensor.
-
-    Example:
-        >>> dense = Option("dense", lambda first, last: Cost(0.0, 2.0))
-        >>> one_by_one([1.0, 2.0], [dense, dense]).seconds
-        5.0
-    """
-    return Schedule(
-        tuple(ready), tuple(Message(at, at + 1, option) for at, option in enumerate(options))
-    )
+    """Every tensor as a message of its own, each with its option."""
+    messages = (Message(at, at + 1, option) for at, option in enumerate(options))
+    return Schedule(tuple(ready), tuple(messages))
