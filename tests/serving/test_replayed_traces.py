@@ -7,7 +7,17 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.serving import Engine, Request, Scheduler, TracedRequest, replay
+from toolkit.serving import (
+    Engine,
+    Instance,
+    PrefillFirst,
+    Request,
+    Scheduler,
+    Static,
+    TracedRequest,
+    replay,
+    simulate,
+)
 
 # (arrival, prompt, output) in milliseconds, and what a separate simulation of the same rules
 # found for chunked prefill in 4 slots: first tokens, ends, iterations, by budget.
@@ -60,6 +70,10 @@ def test_requests_and_tokens_are_conserved_and_turns_follow_each_other(model):
     sizes = draw.integers(1, (60, 20), (20, 2)).tolist()
     trace = [TracedRequest(a, *both) for a, both in zip(arrivals.tolist(), sizes, strict=True)]
     run = replay(engine_of(model, 32), trace, seconds=milliseconds)
+    # The simulator, without a model, has the same time line to the bit.
+    simulated = simulate(trace, [Instance(Scheduler(32), milliseconds, slots=4, page=16)])
+    assert [r.times for r in run.requests] == [r.times for r in simulated.requests]
+    assert [turn[:4] for turn in run.turns] == [turn[:4] for turn in simulated.turns]
     assert [len(r.tokens) for r in run.requests] == [entry.output for entry in trace]
     for request, entry in zip(run.requests, trace, strict=True):
         assert entry.arrival <= request.times[0]
@@ -77,6 +91,16 @@ def test_requests_and_tokens_are_conserved_and_turns_follow_each_other(model):
         present += change
         area += present * (until - time)
     assert area == pytest.approx(sum(e - a for a, e in spans), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [PrefillFirst, Static])
+def test_other_shapes_of_a_batch_run_in_the_engine_as_in_the_simulator(model, kind):
+    trace = [TracedRequest(*entry) for entry in SIX]
+    engine = Engine(model, slots=2, capacity=256, page=16, scheduler=kind())
+    run = replay(engine, trace, seconds=milliseconds)
+    simulated = simulate(trace, [Instance(kind(), milliseconds, slots=2, page=16)])
+    assert [r.times for r in run.requests] == [r.times for r in simulated.requests]
 
 
 def test_by_the_walls_clock_requests_wait_for_their_arrival(model):

@@ -7,8 +7,7 @@ chunk and the rows are one program, as in Sarathi-Serve, the weights are read on
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,57 +17,12 @@ from toolkit._checks import checked
 from toolkit.looped import LoopedCache, LoopedLM, read_sparsely
 from toolkit.looped.decoding.early_exit import exit_rule
 from toolkit.serving import programs
-from toolkit.serving.prefixes import Lease, PageTable
-from toolkit.serving.requests import Progress, Reason, Request
+from toolkit.serving.active import Active, inputs_of_step
+from toolkit.serving.prefixes import PageTable
+from toolkit.serving.requests import Progress, Reason, Request, Written
 from toolkit.serving.rows import PagedCache, RowCache
+from toolkit.serving.runs import Work
 from toolkit.serving.scheduler import Iteration, Job, Scheduler, SchedulingPolicy
-
-
-class Written(NamedTuple):
-    """A token of a request.
-
-    Attributes:
-        number: of the request.
-        token: what it wrote.
-        reason: why it has ended with this token, or None if it goes on.
-
-    Example:
-        >>> Written(number=0, token=7, reason=None).token
-        7
-    """
-
-    number: int
-    token: int
-    reason: Reason | None
-
-
-class Work(NamedTuple):
-    """What an iteration computes, as costs depend on it.
-
-    Attributes:
-        pieces: (new tokens, tokens before them) of each prompt that is read further.
-        contexts: tokens of each row that writes, prompt and text.
-
-    Example:
-        >>> Work(pieces=((64, 0),), contexts=(101, 52)).contexts
-        (101, 52)
-    """
-
-    pieces: tuple[tuple[int, int], ...]
-    contexts: tuple[int, ...]
-
-
-@dataclass
-class _Active:
-    """A request that has a row."""
-
-    slot: int
-    lease: Lease | None
-    key: np.ndarray
-    seen: np.ndarray
-    cache: Any = None  # until the prompt is read
-    token: Any = None  # of the last piece, on the device
-    read: int = 0
 
 
 class Engine:
@@ -164,7 +118,7 @@ class Engine:
         self._seen = jnp.zeros((slots, self.config.vocabulary), bool)
         self._table = np.full((slots, capacity // page), pages or 0, np.int32)
         self._rows: list[int | None] = [None] * slots
-        self._active: dict[int, _Active] = {}
+        self._active: dict[int, Active] = {}
         self.progress: dict[int, Progress] = {}
         self._next = 0
         self.sent_bytes = 0
@@ -244,7 +198,10 @@ class Engine:
         """What a planned iteration will compute."""
         progress = [self.progress[number] for number in iteration.rows]
         return Work(
-            tuple((count, self._active[number].read) for number, count in iteration.pieces),
+            programs.works(
+                [(self._active[number].read, count) for number, count in iteration.pieces],
+                self.page,
+            ),
             tuple(len(each.request.prompt) + len(each.tokens) for each in progress),
         )
 
@@ -277,7 +234,7 @@ class Engine:
         seen = np.zeros((1, self.config.vocabulary), bool)
         seen[0, list(request.prompt)] = True
         key = np.asarray(jax.random.key_data(jax.random.key(request.seed)))
-        active = self._active[number] = _Active(slot, lease, key, seen, read=shared)
+        active = self._active[number] = Active(slot, lease, key, seen, read=shared)
         if shared:
             assert lease is not None
             assert self.pages is not None
@@ -331,23 +288,13 @@ class Engine:
 
     def _step(self, rows: Sequence[int]) -> Any:
         """One token for every row that writes, on the device."""
-        writing = {n: a.slot for n, a in self._active.items() if a.cache is None}
-        if {*rows} != {*writing}:
+        writing = {number for number, active in self._active.items() if active.cache is None}
+        if {*rows} != writing:
             raise ValueError(f"rows: the scheduler planned {sorted(rows)} of {sorted(writing)}")
-        by_slot: list[Request | None] = [None] * self.slots
-        token, position, count = (np.zeros(self.slots, np.int32) for _ in range(3))
-        is_active = np.zeros(self.slots, bool)
-        key = np.zeros((self.slots, 2), np.uint32)
-        for number, slot in writing.items():
-            progress = self.progress[number]
-            by_slot[slot], count[slot] = progress.request, len(progress.tokens)
-            token[slot] = progress.tokens[-1]
-            position[slot] = len(progress.request.prompt) + len(progress.tokens) - 1
-            is_active[slot], key[slot] = True, self._active[number].key
-        how = programs.numbers_of(by_slot, self.config.vocabulary)
+        inputs = inputs_of_step(self._active, self.progress, self.slots, self.config.vocabulary)
         sampled, self._batch, self._seen = programs.step(
-            self._model, token, self._batch, self._seen, self._table.copy(), position, is_active,
-            how, key, count, self._rule,
+            self._model, batch=self._batch, seen=self._seen, table=self._table.copy(),
+            rule=self._rule, **inputs,
         )  # fmt: skip
         return sampled
 

@@ -5,6 +5,7 @@ one program to read per size of piece, one to insert, one to step.
 """
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,16 @@ def pieces(start: int, count: int, page: int) -> list[int]:
         taken.append(next(size for size in sizes if size <= room))
         start += taken[-1]
     return taken
+
+
+def works(parts: Iterable[tuple[int, int]], page: int) -> tuple[tuple[int, int], ...]:
+    """(new tokens, tokens before) of every program that reads parts (start, count) of prompts."""
+    found = []
+    for start, count in parts:
+        for size in pieces(start, count, page):
+            found.append((size, start))
+            start += size
+    return tuple(found)
 
 
 def numbers_of(requests: list[Request | None], vocabulary: int) -> dict[str, np.ndarray]:

@@ -6,46 +6,14 @@ comes from a formula: what a simulator says of the same trace must then be the s
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from toolkit._checks import checked
-from toolkit.serving.engine import Engine, Work
+from toolkit.serving.engine import Engine
 from toolkit.serving.requests import Progress, Request, TracedRequest, requests_of
+from toolkit.serving.runs import Run, Turn, Work
+from toolkit.serving.scheduler import Iteration
 
 LONGEST_SLEEP = 0.002  # seconds, so that a button can stop the run
-
-
-class Turn(NamedTuple):
-    """One iteration of a run.
-
-    Attributes:
-        start, end: seconds since the run began.
-        work: what it did.
-
-    Example:
-        >>> Turn(0.0, 0.5, Work(pieces=(), contexts=(5,))).end
-        0.5
-    """
-
-    start: float
-    end: float
-    work: Work
-
-
-class Run(NamedTuple):
-    """What became of a trace.
-
-    Attributes:
-        requests: one per entry of the trace; times in seconds since the run began.
-        turns: every iteration.
-
-    Example:
-        >>> Run(requests=[], turns=[]).turns
-        []
-    """
-
-    requests: list[Progress]
-    turns: list[Turn]
 
 
 @checked
@@ -55,8 +23,9 @@ def replay(
     *,
     requests: Sequence[Request] | None = None,
     seconds: Callable[[Work], float] | None = None,
+    skips_idle: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Run:
+) -> Run[Progress]:
     """Serve a trace, each request when it arrives.
 
     Args:
@@ -64,6 +33,8 @@ def replay(
         trace: arrivals in ascending order.
         requests: prompts and options of the entries; None draws prompts of the trace's lengths.
         seconds: duration of a turn (modelled); None measures it here.
+        skips_idle: jump to the next arrival instead of waiting for it; for an engine whose `clock`
+            is `time.process_time`, which on a shared machine leaves out what others take.
         should_stop: looked at between turns; requests that go on are cancelled.
 
     Returns:
@@ -93,8 +64,8 @@ def replay(
     for request in requests:
         engine.check(request)
     clock, turns, numbers = engine.clock, [], []
-    now, start = 0.0, clock()
-    engine.clock = (lambda: clock() - start) if seconds is None else (lambda: now)
+    now, start, skipped = 0.0, clock(), 0.0
+    engine.clock = (lambda: clock() - start + skipped) if seconds is None else (lambda: now)
     try:
         while (len(numbers) < len(trace) or engine.is_busy) and not should_stop():
             while len(numbers) < len(trace) and arrivals[len(numbers)] <= engine.clock():
@@ -104,17 +75,24 @@ def replay(
             iteration = engine.plan()
             if iteration is None:
                 wait = arrivals[len(numbers)] - began
-                if seconds is None:
-                    time.sleep(max(0.0, min(wait, LONGEST_SLEEP)))
-                else:
+                if seconds is not None:
                     now = arrivals[len(numbers)]
+                elif skips_idle:
+                    skipped += max(0.0, wait)
+                else:
+                    time.sleep(max(0.0, min(wait, LONGEST_SLEEP)))
                 continue
             work = engine.work(iteration)
             now += 0.0 if seconds is None else seconds(work)
             engine.run(iteration)
-            turns.append(Turn(began, engine.clock(), work))
+            turns.append(Turn(began, engine.clock(), work, _by_place(iteration, numbers[0])))
         for number in numbers:
             engine.cancel(number)
         return Run([engine.collect(number) for number in numbers], turns)
     finally:
         engine.clock = clock
+
+
+def _by_place(iteration: Iteration, first: int) -> Iteration:
+    pieces = tuple((number - first, tokens) for number, tokens in iteration.pieces)
+    return Iteration(pieces, tuple(number - first for number in iteration.rows))

@@ -63,8 +63,46 @@ class Request:
                 raise ValueError(f"{name}: got token {wrong}, wanted some in [0, {vocabulary})")
 
 
+class Timed:
+    """A request with the times of its tokens, in seconds of one clock.
+
+    Attributes:
+        arrival: when it was submitted.
+        times: when each of its tokens was there.
+
+    Example:
+        >>> Progress(Request((5,), 3), 0.0, times=[0.5, 0.75, 1.5]).largest_gap
+        0.75
+    """
+
+    arrival: float
+    times: list[float]
+
+    @property
+    def first_token(self) -> float:
+        """Seconds from arrival to the first token (TTFT)."""
+        return self.times[0] - self.arrival
+
+    @property
+    def per_token(self) -> float:
+        """Mean seconds between tokens (TPOT); NaN for a single token."""
+        gaps = np.diff(self.times)
+        return float(gaps.mean()) if len(gaps) else float("nan")
+
+    @property
+    def largest_gap(self) -> float:
+        """Most seconds between two tokens, which the mean hides; NaN for a single token."""
+        gaps = np.diff(self.times)
+        return float(gaps.max()) if len(gaps) else float("nan")
+
+    @property
+    def completion(self) -> float:
+        """Seconds from arrival to the last token (JCT)."""
+        return self.times[-1] - self.arrival
+
+
 @dataclass
-class Progress:
+class Progress(Timed):
     """How far a request has come; times in seconds of the engine's clock.
 
     Attributes:
@@ -87,16 +125,23 @@ class Progress:
     shared: int = 0
     reason: Reason | None = None
 
-    @property
-    def first_token(self) -> float:
-        """Seconds from arrival to the first token (TTFT)."""
-        return self.times[0] - self.arrival
 
-    @property
-    def per_token(self) -> float:
-        """Mean seconds between tokens (TPOT); NaN for a single token."""
-        gaps = np.diff(self.times)
-        return float(gaps.mean()) if len(gaps) else float("nan")
+class Written(NamedTuple):
+    """A token of a request.
+
+    Attributes:
+        number: of the request.
+        token: what it wrote.
+        reason: why it has ended with this token, or None if it goes on.
+
+    Example:
+        >>> Written(number=0, token=7, reason=None).token
+        7
+    """
+
+    number: int
+    token: int
+    reason: Reason | None
 
 
 class TracedRequest(NamedTuple):

@@ -50,7 +50,13 @@ class Job:
 
 
 class SchedulingPolicy(Protocol):
-    """What the engine needs of a scheduler."""
+    """What the engine and the simulator need of a scheduler.
+
+    Example:
+        >>> policy: SchedulingPolicy = Scheduler(budget=64)
+        >>> policy.plan(lambda number: 0) is None
+        True
+    """
 
     def admit(self, job: Job) -> None: ...
     def plan(self, reserve: Callable[[int], int | None]) -> Iteration | None: ...

@@ -17,7 +17,8 @@ from toolkit.serving.endpoint.metrics import Metrics
 from toolkit.serving.endpoint.protocol import Call, RefusedError, parsed
 from toolkit.serving.endpoint.text import TextStream, Words
 from toolkit.serving.endpoint.worker import QueueFullError, StoppedError, Ticket, Worker
-from toolkit.serving.engine import Engine, Written
+from toolkit.serving.engine import Engine
+from toolkit.serving.requests import Written
 
 BODY_SECONDS = 30.0
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.serving.endpoint.metrics import Metrics
-from toolkit.serving.engine import Engine, Written
-from toolkit.serving.requests import Request
+from toolkit.serving.engine import Engine
+from toolkit.serving.requests import Request, Written
 
 OnToken = Callable[[Written | Exception], Any]
 

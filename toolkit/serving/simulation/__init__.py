@@ -1,0 +1,1 @@
+"""Serving without a model: iterations as events, their costs, and what policies make of them."""
