@@ -15,7 +15,8 @@ from toolkit.attention import MIXERS
 from toolkit.looped.mixing import LAYERS
 from toolkit.testing import layers
 
-OF_NO_ROW = ("nope", "conv", "channel_mix", "lightning", "hybrid", "shared_window")
+PARTED = ("grouped_latent", "mlra", "grouped_tied")
+OF_NO_ROW = ("nope", "conv", "channel_mix", "lightning", "hybrid", "shared_window", *PARTED)
 WORDS = (*MIXERS, *OF_NO_ROW)
 NOT_IN_TEST_LOOPED_MODEL = [word for word in WORDS if word not in ("full", "window", "gdn")]
 

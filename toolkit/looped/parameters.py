@@ -12,6 +12,7 @@ from flax import nnx
 
 from toolkit._checks import checked
 from toolkit.attention import mixer
+from toolkit.attention.latent import LatentConfig
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.loops.injection import injection_parameters
@@ -184,13 +185,12 @@ def _fed(config: LoopedConfig, words: Iterable[str], *, is_active: bool) -> list
 def _mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool = False) -> Any:
     """Of one token after `context` others, or the mean over a whole sequence of that length."""
     own: Any = LAYERS[word].sizes_of(config)
-    if word == "mla" and whole:  # per head: a key of its own and a shared one, and a value
-        pairs = (context + 1) / 2
-        return 2 * own.heads * (own.key_size + own.rope_size + own.value_size) * pairs
-    if (
-        word == "mla"
-    ):  # absorbed form: all heads attend to the latents, and the up-projections are matrices
-        return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
+    if isinstance(own, LatentConfig):
+        softmaxes, read = LAYERS[word].softmaxes(config)
+        if whole:  # per head: a key of its own and a shared one, and a value
+            return softmaxes * (own.key_size + own.rope_size + own.value_size) * (context + 1)
+        # Absorbed: heads attend to latents, and the up-projections are matrices.
+        return 2 * softmaxes * (2 * read + own.rope_size) * context
     if word == "hybrid":
         parts = ("full", "mamba2")
         return sum(_mixing_flops(part, config, context, whole=whole) for part in parts)

@@ -10,7 +10,7 @@ only some of them: values, and the norm, count every feature once.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from toolkit.attention.latent.weights import (
     rotated,
 )
 
+Norm = Literal["sliced", "exact", "none"]
 MULTIPLIERS = ("one", "literal", "reciprocal")
 
 
@@ -44,8 +45,9 @@ class LatentSlices:
     Attributes:
         query_up, query_down, query_norm, rope_key, output: as in `LatentWeights`.
         latent_down: [slices, width, slice]; [width, latent] if there is a `basis`.
-        key_up: [slices, slice, heads, key].
-        value_up: [slices, slice, heads, value], 0 for features of another slice.
+        key_up: [slices, slice, heads, key]; where every slice has a group of the heads to itself
+            (grouped latent attention), [slices, slice, heads / slices, key].
+        value_up: likewise, 0 for features of another slice.
         features: which features of the latent a slice has [slices, slice].
         owned: 1 for those that count as its own, else 0 [slices, slice].
         shares: its share of the latents' energy [slices].
@@ -63,7 +65,7 @@ class LatentSlices:
     query_up: Float[Array, "query heads key_and_rope"]
     latent_down: Float[Array, "*slices width slice"]
     rope_key: Float[Array, "width rope"]
-    key_up: Float[Array, "slices slice own_heads key"]  # fewer than heads where they are grouped
+    key_up: Float[Array, "slices slice own_heads key"]
     value_up: Float[Array, "slices slice own_heads value"]
     output: Float[Array, "heads value width"]
     features: Int[Array, "slices slice"]
@@ -78,6 +80,10 @@ class LatentSlices:
     def slices(self) -> int:
         """How many there are."""
         return self.key_up.shape[0]
+
+    def is_grouped(self, heads: int) -> bool:
+        """Whether every slice has its own of so many heads, and not all of them."""
+        return self.slices > 1 and self.key_up.shape[2] * self.slices == heads
 
     def part(self, number: int) -> "Slice":
         """The part of one slice."""
@@ -265,14 +271,18 @@ def project_slices(
     positions: Int[Array, "*tokens"],
     config: LatentConfig,
     *,
-    is_exact: bool,
+    norm: Norm,
 ) -> Projected:
     """Queries, latents of all slices side by side, and rotary keys of tokens."""
     parts = [sliced.part(number) for number in range(sliced.slices)]
     total: Any = None
-    if is_exact and sliced.basis is None:
+    if norm == "exact" and sliced.basis is None:
         total = sum(squares(x, part) for part in parts)
-    latents = jnp.concatenate([slice_of(x, part, config, total) for part in parts], axis=-1)
+    if norm == "none":
+        latents = [x @ part.latent_down for part in parts]
+    else:
+        latents = [slice_of(x, part, config, total) for part in parts]
+    latents = jnp.concatenate(latents, axis=-1)
     q, q_r = queries(x, sliced, positions, config)
     return Projected(q, q_r, latents, rotated(x @ sliced.rope_key, positions, config))
 
@@ -284,10 +294,12 @@ def check_slices(x: Array, sliced: LatentSlices, config: LatentConfig, axes: str
     check_shape(name, x, (*x.shape[:-1], config.width), axes)
     if 0 in x.shape:
         raise ValueError(f"{name} must hold at least one token; got shape {tuple(x.shape)}.")
-    size = sliced.owned.shape[1]
-    wanted = (sliced.slices, size, config.heads, config.key_size)
+    size, heads = sliced.owned.shape[1], config.heads
+    if sliced.is_grouped(heads):
+        heads //= sliced.slices
+    wanted = (sliced.slices, size, heads, config.key_size)
     check_shape("sliced.key_up", sliced.key_up, wanted, "slices slice heads key")
-    wanted = (sliced.slices, size, config.heads, config.value_size)
+    wanted = (sliced.slices, size, heads, config.value_size)
     check_shape("sliced.value_up", sliced.value_up, wanted, "slices slice heads value")
     wanted = (config.width, config.rope_size)
     check_shape("sliced.rope_key", sliced.rope_key, wanted, "width rope")

@@ -31,16 +31,17 @@ from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.mla import (
+    Form,
     appended,
     attend_latents,
     attend_latents_step,
     kept,
     token_positions,
 )
-from toolkit.attention.latent.slices import LatentSlices, check_slices, project_slices
+from toolkit.attention.latent.slices import LatentSlices, Norm, check_slices, project_slices
 from toolkit.attention.latent.slots import Implementation
+from toolkit.attention.latent.weights import Projected
 
-Norm = Literal["sliced", "exact"]
 Softmax = Literal["sliced", "summed"]
 
 
@@ -127,8 +128,7 @@ def slice_scores(
     """The scores of every slice and of all together."""
     positions = token_positions(x, None, None)
     made, exact = (
-        project_slices(x, sliced, positions, config, is_exact=is_exact)
-        for is_exact in (norm == "exact", True)
+        project_slices(x, sliced, positions, config, norm=own) for own in (norm, "exact")
     )
     is_prompt = (jnp.arange(x.shape[1], dtype=jnp.int32) < prompt)[None, :, None]
     latents = jnp.where(is_prompt, exact.latents, made.latents)
@@ -153,6 +153,7 @@ def tpla(
     config: LatentConfig,
     *,
     norm: Norm = "sliced",
+    form: Form = "absorbed",
     segment_ids: SegmentIds | None = None,
     initial_state: LatentCache | None = None,
 ) -> tuple[Float[Array, "batch time width"], LatentCache | None]:
@@ -163,8 +164,9 @@ def tpla(
     Arguments as `mla`, and:
 
     Args:
-        sliced: the layer's weights, `slice_latents`.
-        norm: as in `tpla_reference`.
+        sliced: the layer's weights, `slice_latents`; or those of grouped latent attention, where
+            every slice has a group of the heads to itself and nothing is approximated.
+        norm: as in `tpla_reference`; "none" leaves latents as they are.
         initial_state: latents of all slices side by side [batch, capacity, slices * slice], which
             without shared features are those of the folded layer.
 
@@ -179,19 +181,21 @@ def tpla(
     if initial_state is not None:
         _check_cache(initial_state, x, sliced, config)
         check_room(initial_state, x.shape[1], segment_ids)
-    return _tpla(x, sliced, segment_ids, initial_state, config=config, norm=norm)
+    return _tpla(x, sliced, segment_ids, initial_state, config=config, norm=norm, form=form)
 
 
-@partial(jax.jit, static_argnames=("config", "norm"))
-def _tpla(x, sliced, segment_ids, initial_state, *, config, norm):
+@partial(jax.jit, static_argnames=("config", "norm", "form"))
+def _tpla(x, sliced, segment_ids, initial_state, *, config, norm, form):
     positions = token_positions(x, segment_ids, initial_state)
-    made = project_slices(x, sliced, positions, config, is_exact=norm == "exact")
+    made = project_slices(x, sliced, positions, config, norm=norm)
     latents, rope_keys, mask, cache = appended(made, segment_ids, initial_state)
-    out = jnp.zeros((*x.shape[:2], config.heads, config.value_size), x.dtype)
+    outs = []
     for number, own in enumerate(jnp.split(latents, sliced.slices, axis=-1)):
         part = sliced.part(number).scaled()
-        of_slice = made._replace(latents=own, rope_keys=rope_keys)
-        out += attend_latents(of_slice, part, mask, scale=config.scale, form="absorbed")
+        of_slice = _of_own_heads(made, sliced, number)
+        of_slice = of_slice._replace(latents=own, rope_keys=rope_keys)
+        outs.append(attend_latents(of_slice, part, mask, scale=config.scale, form=form))
+    out = _together(outs, sliced, config.heads)
     y = jnp.einsum("bthv,hvw->btw", out, sliced.output)
     return (y if cache is None else show_overflow(y, cache)), cache
 
@@ -229,7 +233,7 @@ def tpla_step(
 
 @partial(jax.jit, static_argnames=("config", "norm", "implementation"))
 def _step(x_t, sliced, cache, *, config, norm, implementation):
-    made = project_slices(x_t, sliced, cache.length, config, is_exact=norm == "exact")
+    made = project_slices(x_t, sliced, cache.length, config, norm=norm)
     cache = write_token(cache, cache.length, axis=1, **kept(made))
     size = sliced.owned.shape[1]
 
@@ -237,10 +241,24 @@ def _step(x_t, sliced, cache, *, config, norm, implementation):
         own = lax.slice_in_dim(cache.latents, number * size, (number + 1) * size, axis=2)
         part = sliced.part(number).scaled()
         shard = LatentCache(own, cache.rope_keys, cache.length)
-        return attend_latents_step(made, part, shard, config.scale, implementation)
+        queries = _of_own_heads(made, sliced, number)
+        return attend_latents_step(queries, part, shard, config.scale, implementation)
 
-    out = sum(map(of_slice, range(sliced.slices)))
+    out = _together(list(map(of_slice, range(sliced.slices))), sliced, config.heads)
     return show_overflow(jnp.einsum("bhv,hvw->bw", out, sliced.output), cache), cache
+
+
+def _of_own_heads(made: Projected, sliced: LatentSlices, number: int) -> Projected:
+    """With the queries of the heads of a slice: all of them, or its group."""
+    if not sliced.is_grouped(made.queries.shape[-2]):
+        return made
+    cut = [jnp.split(x, sliced.slices, axis=-2)[number] for x in (made.queries, made.rope_queries)]
+    return made._replace(queries=cut[0], rope_queries=cut[1])
+
+
+def _together(outs: list[Array], sliced: LatentSlices, heads: int) -> Array:
+    """All heads' values: sums over the slices, or those of every slice's own heads."""
+    return jnp.concatenate(outs, axis=-2) if sliced.is_grouped(heads) else sum(outs[1:], outs[0])
 
 
 def _check_cache(cache, x, sliced, config):

@@ -32,7 +32,10 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 
 MOST_DRAFTS = 64
-REWINDABLE = ("full", "nope", "mla", "dsa", "nsa", "moba")
+REWINDABLE = (
+    *("full", "nope", "mla", "grouped_latent", "mlra", "grouped_tied"),
+    *("dsa", "nsa", "moba"),
+)
 """Layers whose cache is a row of tokens, so that the last ones can be dropped."""
 
 

@@ -20,6 +20,7 @@ attention_options.py        their options
 rotary.py                   how rotary wavelengths are stretched
 forgetting.py               ForgettingLayer: softmax with forget gates in place of positions
 latent.py                   MLALayer: keys and values of all heads from one latent per token
+grouped_latent.py           GroupedLatentLayer, LowRankLayer (MLRA), GroupedTiedLayer (GTA)
 value_embedding.py          ValueEmbeddingLayer: values with an embedding of the token
 hybrid.py                   HybridLayer: softmax attention and Mamba-2 side by side
 streaming.py                blocks whose backward pass runs in pieces of the text
@@ -83,9 +84,10 @@ LAYERS: Registry[Any] = Registry(
     for pair in _layers(package, list(path))
 )
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
-"mla", whose mixer takes the residual stream, "nope", which is "full" without positions, "conv" and
-"channel_mix", which look back a few tokens, "lightning" and "shared_window", which are computed by
-another's mixer, "hybrid", which has two, and "value_embedding", which reads the tokens."""
+"mla", "grouped_latent", "mlra" and "grouped_tied", whose mixers take the residual stream, "nope",
+which is "full" without positions, "conv" and "channel_mix", which look back a few tokens,
+"lightning" and "shared_window", which are computed by another's mixer, "hybrid", which has two, and
+"value_embedding", which reads the tokens."""
 
 
 @checked

@@ -26,8 +26,8 @@ from toolkit.parallel.context.along import check_word, sequence_latents
 
 
 @dataclasses.dataclass(frozen=True)
-class MLAOptions(LayerOptions):
-    """Options of "mla" layers; sizes as `toolkit.attention.latent.LatentConfig` describes them.
+class LatentOptions(LayerOptions):
+    """Options of all layers with latents, as `toolkit.attention.latent.LatentConfig` has them.
 
     Attributes:
         latent_size: numbers per token that all heads share.
@@ -42,11 +42,6 @@ class MLAOptions(LayerOptions):
             fields of `toolkit.attention.latent.Yarn`.
         yarn_original_length, yarn_beta_fast, yarn_beta_slow: see `yarn_factor`.
         yarn_mscale, yarn_mscale_all_dim, yarn_truncate: see `yarn_factor`.
-        slices: slices of the latents in decoding, with one softmax each; 1 is exact.
-        slices_prompt: use the slices in prompts and training too.
-        exact_norm: every slice knows the norm of the whole latent; otherwise it estimates the norm
-            from its own features, assuming equal shares of the energy unless `with_slices` measured
-            them.
     """
 
     latent_size: int = 512
@@ -63,36 +58,34 @@ class MLAOptions(LayerOptions):
     yarn_mscale: float = 1.0
     yarn_mscale_all_dim: float = 1.0
     yarn_truncate: bool = True
-    slices: int = 1
-    slices_prompt: bool = False
-    exact_norm: bool = True
 
     @classmethod
-    def tiny(cls) -> "MLAOptions":
+    def tiny(cls) -> "LatentOptions":
         """A latent half as wide as a tiny model's residual stream."""
         return cls(latent_size=64, key_size=32, rope_size=16, value_size=32)
 
 
-class MLALayer(MixingLayer):
-    """Multi-head latent attention: the keys and values of all heads come from one latent per token.
-
-    c = RMSNorm(x W_c); k_h = [K_h c; rope(x W_r)]; v_h = V_h c; y = softmax attention, W_o.
-
-    With `slices` above 1, decoding takes one softmax per slice of the latents, as on devices that
-    hold a slice each. This is an approximation, for which `rotate_latents` prepares a model.
-    Latents are stored without the gain of their norm, which is folded into the projections that
-    read them.
+@dataclasses.dataclass(frozen=True)
+class MLAOptions(LatentOptions):
+    """Options of "mla" layers: those of `LatentOptions`, and:
 
     Attributes:
-
-        shares: share of the latents' energy per slice, which `with_slices` measures; or None.
-
-    Source: DeepSeek-V2 (2024), arXiv:2405.04434; Tang et al. (2025), arXiv:2508.15881 (slices).
+        slices: slices of the latents in decoding, with one softmax each; 1 is exact.
+        slices_prompt: use the slices in prompts and training too.
+        exact_norm: every slice knows the norm of the whole latent; otherwise it estimates the norm
+            from its own features, assuming equal shares of the energy unless `with_slices` measured
+            them.
     """
 
-    word: ClassVar[str] = "mla"
-    Options: ClassVar[type[LayerOptions]] = MLAOptions
-    can_cut_time: ClassVar[bool] = True
+    slices: int = 1
+    slices_prompt: bool = False
+    exact_norm: bool = True
+
+
+class LatentLayer(MixingLayer):
+    """The projections of a layer with latents, and its cache of latents and rotary keys."""
+
+    Options: ClassVar[type[LayerOptions]] = LatentOptions
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         sizes, dtype = self.sizes_of(config), config.compute_dtype
@@ -111,18 +104,26 @@ class MLALayer(MixingLayer):
         self.latent_down = project(sizes.width, latent)
         self.rope_key = project(sizes.width, sizes.rope_size)
         self.latent_norm = norm(latent)
-        self.key_up = project(latent, heads * sizes.key_size)
-        self.value_up = project(latent, heads * sizes.value_size)
+        softmaxes, read = self.softmaxes(config)
+        self.key_up = project(read, softmaxes * sizes.key_size)
+        self.value_up = project(read, softmaxes * sizes.value_size)
         self.output = project(heads * sizes.value_size, sizes.width)
         self.sizes = sizes
         self.read_options(config)
 
+    @classmethod
+    def softmaxes(cls, config: LayerConfig) -> tuple[int, int]:
+        """Softmaxes of a token, and how many numbers of a latent each of them reads."""
+        return config.heads, cls.sizes_of(config).latent_size
+
     def read_options(self, config: LayerConfig) -> None:
         """Copy the options that shape no parameter."""
-        options = self.options_of(config)
-        self.slices, self.slices_prompt = options.slices, options.slices_prompt
-        self.shares: tuple[float, ...] | None = None
-        self.norm_of_slices: Norm = "exact" if options.exact_norm else "sliced"
+
+    def array_of(self, module: Any, *shape: int) -> Array:
+        """The kernel or the gain of a part, in the compute type, and in a shape if one is given."""
+        array = module.kernel[...] if isinstance(module, nnx.Linear) else module.scale[...]
+        array = array.astype(self.latent_down.dtype)
+        return array.reshape(*shape) if shape else array
 
     @classmethod
     def sizes_of(cls, config: LayerConfig) -> LatentConfig:
@@ -153,16 +154,10 @@ class MLALayer(MixingLayer):
     @classmethod
     def check(cls, config: LayerConfig) -> None:
         super().check(config)
-        options = cls.options_of(config)
         try:
             cls.sizes_of(config)
         except ValueError as error:
             raise ValueError(f"{cls.word}.{error}") from None
-        if options.latent_size % options.slices:
-            raise ValueError(
-                f"{cls.word}.slices must divide latent_size {options.latent_size}; "
-                f"got {options.slices}."
-            )
 
     @classmethod
     def empty_cache(
@@ -173,14 +168,48 @@ class MLALayer(MixingLayer):
         sizes = (options.latent_size, options.rope_size)
         return LatentCache.empty(batch, *sizes, capacity, config.compute_dtype)
 
+
+class MLALayer(LatentLayer):
+    """Multi-head latent attention: the keys and values of all heads come from one latent per token.
+
+    c = RMSNorm(x W_c); k_h = [K_h c; rope(x W_r)]; v_h = V_h c; y = softmax attention, W_o.
+
+    With `slices` above 1, decoding takes one softmax per slice of the latents, as on devices that
+    hold a slice each. This is an approximation, for which `rotate_latents` prepares a model.
+    Latents are stored without the gain of their norm, which is folded into the projections that
+    read them.
+
+    Attributes:
+
+        shares: share of the latents' energy per slice, which `with_slices` measures; or None.
+
+    Source: DeepSeek-V2 (2024), arXiv:2405.04434; Tang et al. (2025), arXiv:2508.15881 (slices).
+    """
+
+    word: ClassVar[str] = "mla"
+    Options: ClassVar[type[LayerOptions]] = MLAOptions
+    can_cut_time: ClassVar[bool] = True
+
+    def read_options(self, config: LayerConfig) -> None:
+        """Copy the options that shape no parameter."""
+        options = self.options_of(config)
+        self.slices, self.slices_prompt = options.slices, options.slices_prompt
+        self.shares: tuple[float, ...] | None = None
+        self.norm_of_slices: Norm = "exact" if options.exact_norm else "sliced"
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        options = cls.options_of(config)
+        if options.latent_size % options.slices:
+            raise ValueError(
+                f"{cls.word}.slices must divide latent_size {options.latent_size}; "
+                f"got {options.slices}."
+            )
+
     def weights(self) -> LatentWeights:
         """The layer's weights in the form of `toolkit.attention.latent`, in the compute type."""
-        dtype, heads = self.latent_down.dtype, self.sizes.heads
-
-        def of(module, *shape):
-            array = module.kernel[...] if isinstance(module, nnx.Linear) else module.scale[...]
-            return array.astype(dtype).reshape(*shape) if shape else array.astype(dtype)
-
+        dtype, heads, of = self.latent_down.dtype, self.sizes.heads, self.array_of
         has_latent, size = self.query_down is not None, self.sizes.latent_size
         gain = of(self.latent_norm, -1, 1, 1)
         return LatentWeights(
