@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str] = {
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
     "latent": "a small DeepSeek cut over devices: what slices of its latents cost, and aligning",
     "sparse": "sparse decoding: needles found, mass kept, bytes read, system by system",
+    "gradients": "gradients in fewer bytes: feedback, local steps, sparse rows, greedy choices",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
 }
 """Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""
