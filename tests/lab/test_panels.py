@@ -75,7 +75,7 @@ def test_no_label_is_cut() -> None:
     """Menus and sliders leave their labels LABEL_WIDTH, and the browser cuts what is longer."""
     font = ImageFont.truetype(find_font("DejaVu Sans"), 13)  # JupyterLab's size
     for name in (*FIRST_TIER, *SECOND_TIER):
-        for control in getattr(lab, name)._controls.values():
+        for control in getattr(lab, name).controls.values():
             if isinstance(control, Choice | Number | Words):
                 room = int(LABEL_WIDTH.removesuffix("px")) - 6
                 assert font.getlength(control.label) < room, (name, control.label)
@@ -105,7 +105,7 @@ def two_values(control) -> tuple:
 @pytest.mark.parametrize("name", MOVED)
 def test_every_control_moves_numbers_and_picture_there_and_back(name: str, shown) -> None:
     panel = shown(name)
-    for control in panel._controls.values():
+    for control in panel.controls.values():
         moved = f"{name}.{control.name}"
         values = MOVES.get(name, {}).get(control.name, None)
         if values == ():
@@ -116,7 +116,7 @@ def test_every_control_moves_numbers_and_picture_there_and_back(name: str, shown
         panel.change(**{control.name: other})
         assert (panel.view.sentence(), panel.view.table()) != words, moved
         assert panel.png != png, moved
-        assert panel._image.value == panel.png
+        assert panel.page.image.value == panel.png
         assert len(b64encode(panel.png)) < 200_000, moved  # as a saved output holds it
         panel.change(**{control.name: one})
         assert panel.png == png, moved
@@ -163,7 +163,7 @@ def faults(figure) -> list[str]:
 @pytest.mark.parametrize("name", PANELS)
 def test_no_words_are_cut_off_or_overlap(name: str, shown) -> None:
     panel, fixed = shown(name), [c for c, values in MOVES.get(name, {}).items() if values == ()]
-    numbers = [c for c in panel._controls.values() if isinstance(c, Number) and c.name not in fixed]
+    numbers = [c for c in panel.controls.values() if isinstance(c, Number) and c.name not in fixed]
     for end in ("low", "high", "default"):
         panel.change(**{control.name: getattr(control, end) for control in numbers})
         assert faults(panel.picture.figure) == [], end
@@ -182,14 +182,14 @@ def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
     assert faults(panel.picture.figure) == []
     inches = panel.figure_size[0]
     assert panel.picture.figure.canvas.get_width_height()[0] == round(1.5 * 130 * inches)
-    assert panel._image.layout.max_width == f"{round(150 * inches)}px"
+    assert panel.page.image.layout.max_width == f"{round(150 * inches)}px"
 
 
 @pytest.mark.parametrize("name", PANELS)
 def test_a_panel_is_for_all(name: str, shown) -> None:
     panel = shown(name)
-    for control in panel._controls.values():
-        inputs = panel._control_widgets[control.name].inputs
+    for control in panel.controls.values():
+        inputs = panel.page.controls[control.name].inputs
         if isinstance(control, Number):
             kinds = [type(widget).__name__ for widget in inputs]
             assert [kind.endswith("Slider") for kind in kinds] == [True, False], control.name
@@ -204,10 +204,10 @@ def test_a_panel_is_for_all(name: str, shown) -> None:
     assert metadata["image/png"]["alt"] == panel.view.sentence()
     assert len(panel.view.sentence()) > 40
     assert panel.title in data["text/plain"]
-    panel._show_numbers.value = True
-    assert panel._table.value.count("<th scope='col'") == len(panel.data())
-    assert panel._table.value.count("<tr>") == 1 + len(panel.view.table().rows)
-    panel._show_numbers.value = False
+    panel.page.show_numbers.value = True
+    assert panel.page.table.value.count("<th scope='col'") == len(panel.data())
+    assert panel.page.table.value.count("<tr>") == 1 + len(panel.view.table().rows)
+    panel.page.show_numbers.value = False
 
 
 @pytest.mark.parametrize("name", PANELS)
@@ -217,7 +217,7 @@ def test_numbers_are_given_once_and_controls_are_documented(name: str, shown) ->
     assert len({len(values) for values in columns.values()}) == 1
     table = panel.view.table()
     assert [*panel.view.row(-1).values()] == [*table.rows[-1]]
-    assert all(f"\n    {control}: " in (type(panel).__doc__ or "") for control in panel._controls)
+    assert all(f"\n    {control}: " in (type(panel).__doc__ or "") for control in panel.controls)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_numbers_are_given_once_and_controls_are_documented(name: str, shown) ->
 )
 def test_token_slider_is_as_long_as_the_text(name: str) -> None:
     panel = getattr(lab, name)(token=12)
-    slider = panel._control_widgets["token"].inputs[0]
+    slider = panel.page.controls["token"].inputs[0]
     panel.text = "a b c"
     assert slider.max == panel.view.token + 1 == (3 if name in UNITS_ARE_WORDS else 5)
     slider.value = 1
@@ -245,7 +245,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
 @pytest.mark.timed
 def test_a_warm_update_is_quick(name: str) -> None:
     panel = getattr(lab, name)()
-    for control in panel._controls.values():
+    for control in panel.controls.values():
         if isinstance(control, Number) and control.is_continuous:
             low, high = two_values(control)
             values = [control.check(low + (high - low) * part / 6) for part in range(7)]

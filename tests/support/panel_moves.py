@@ -11,7 +11,7 @@ MAX_WARM_SECONDS = 0.1
 
 def assert_quick_update(panel: Any, control: str, values: Iterable[Any]) -> None:
     """Moves a slider over and over through the values: its update takes a tenth of a second."""
-    slider = panel._control_widgets[control].inputs[0]
+    slider = panel.page.controls[control].inputs[0]
     ahead = itertools.cycle(dict.fromkeys(values))
 
     def move() -> None:

@@ -41,7 +41,7 @@ def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
     panel.heads = 2
     assert panel.view.measured == points
     panel.measure()
-    assert "already measured" in panel._job.message
+    assert "already measured" in panel.page.job.message
 
 
 @pytest.mark.slow

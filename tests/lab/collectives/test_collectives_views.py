@@ -113,7 +113,7 @@ def test_the_scene_sends_every_message_along_a_cable_in_its_round():
 
 def test_a_click_on_a_cable_slows_it_and_the_same_again_restores_it():
     panel = CutPanel(network="torus:4x4", cable=5, speed=1.0)
-    spots = panel.widgets_above()[0]
+    spots = panel.page.above[0]
     assert [spot["name"] for spot in spots.spots][:1] == ["cable 1: 0,0 – 0,1"]
     assert [len(spot["points"]) for spot in spots.spots].count(2) == 8  # stubs
     wide, high = spots.size
@@ -123,6 +123,6 @@ def test_a_click_on_a_cable_slows_it_and_the_same_again_restores_it():
         spots._handle_custom_msg({"spot": 2, "second": second}, [])
         assert (panel.cable, panel.speed, spots.chosen) == (3, speed, 2)
     path = CutPanel(network="leaf-spine:2x4x1", cable=0)
-    path.widgets_above()[0]._handle_custom_msg({"spot": 0, "second": True}, [])
+    path.page.above[0]._handle_custom_msg({"spot": 0, "second": True}, [])
     assert "rank" in path.error or "connect" in path.error
     assert path.cable == 0

@@ -69,7 +69,7 @@ def panel() -> LinePanel:
 
 
 def inputs_of(panel: Panel, name: str):
-    return panel._control_widgets[name].inputs
+    return panel.page.controls[name].inputs
 
 
 def test_a_footnote_is_drawn_anew_only_once_it_has_changed() -> None:
@@ -92,7 +92,7 @@ def test_attribute_and_slider_do_the_same(panel: LinePanel) -> None:
     box.value = 500
     assert (panel.height, slider.value) == (500, 500)
     assert panel.png == from_python
-    assert panel._image.value == panel.png
+    assert panel.page.image.value == panel.png
 
 
 def test_a_sum_of_a_sliders_steps_is_the_number_it_means(panel: LinePanel) -> None:
@@ -143,12 +143,12 @@ def test_an_error_after_a_users_move_shows_under_the_panel_and_goes(panel: LineP
     (words,), png = inputs_of(panel, "text"), panel.png
     words.value = "broken"
     assert panel.error == "ArithmeticError: cannot draw <broken>"
-    assert "&lt;broken&gt;" in panel._error.value
-    assert "role='alert'" in panel._error.value
+    assert "&lt;broken&gt;" in panel.page.error.value
+    assert "role='alert'" in panel.page.error.value
     assert panel.text == "line"
     assert panel.png == png
     words.value = "mended"
-    assert panel.error == panel._error.value == ""
+    assert panel.error == panel.page.error.value == ""
     assert panel.view.name == "mended"
 
 
@@ -177,11 +177,11 @@ def test_a_cell_shows_the_panel_by_a_display_message(panel: LinePanel, monkeypat
 
 
 def test_numbers_are_shown_on_request(panel: LinePanel) -> None:
-    assert panel._table.value == ""
-    panel._show_numbers.value = True
+    assert panel.page.table.value == ""
+    panel.page.show_numbers.value = True
     panel.height = 77
-    assert "<td" in panel._table.value
-    assert "77" in panel._table.value
+    assert "<td" in panel.page.table.value
+    assert "77" in panel.page.table.value
 
 
 def test_table_and_data_are_the_same_numbers(panel: LinePanel) -> None:
@@ -228,7 +228,7 @@ def test_table_escapes_and_names_its_columns() -> None:
 
 def test_caption_follows_and_is_escaped(panel: LinePanel) -> None:
     panel.change(height=12, text="x")
-    assert "&lt;x&gt; at height 12" in panel._caption.value
+    assert "&lt;x&gt; at height 12" in panel.page.caption.value
 
 
 def make_job(pieces, seen: list) -> Job:

@@ -81,7 +81,7 @@ def test_the_second_panel_follows_the_first() -> None:
     panel = LoopPanel(loops=3)
     states = LoopStatePanel().follow(panel)
     panel.change(pattern="gdn full", text="some other text", token=5)
-    slider = panel._control_widgets["loops"].inputs[0]
+    slider = panel.page.controls["loops"].inputs[0]
     slider.value = 6
     assert panel.state.items() <= states.state.items()
     recurrent = states._plots[1]
@@ -102,7 +102,7 @@ def test_a_text_that_surprises_stretches_the_axis_of_the_loss() -> None:
 def test_errors_stay_under_the_panel_and_the_picture_stays() -> None:
     panel = LoopPanel()
     png = panel.png
-    (box,) = panel._control_widgets["text"].inputs
+    (box,) = panel.page.controls["text"].inputs
     box.value = "x"
     assert "wanted at least two bytes" in panel.error
     assert panel.png == png
@@ -115,7 +115,7 @@ def test_errors_stay_under_the_panel_and_the_picture_stays() -> None:
 def test_the_token_slider_is_as_long_as_the_text() -> None:
     for panel in (LoopPanel(), LoopStatePanel()):
         panel.text = "eleven text"
-        assert panel._control_widgets["token"].inputs[0].max == 11
+        assert panel.page.controls["token"].inputs[0].max == 11
 
 
 @pytest.mark.parametrize(

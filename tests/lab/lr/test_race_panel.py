@@ -66,7 +66,7 @@ def test_the_schedule_is_the_points_joined_by_lines() -> None:
 def test_points_are_sorted_and_level_at_the_ends(given, kept, panel: RacePanel) -> None:
     panel.points = given
     assert panel.points == kept
-    assert panel._control_widgets["points"].editor.points == [list(point) for point in kept]
+    assert panel.page.controls["points"].editor.points == [list(point) for point in kept]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_is_no_curve_is_refused(points, message: str, panel: RacePanel) -> 
 
 
 def test_editor_sliders_and_python_move_the_same_curve(panel: RacePanel) -> None:
-    curve = panel._control_widgets["points"]
+    curve = panel.page.controls["points"]
     curve.editor.points = [[0, 0.9], [0.4, 0.9], [1, 0]]  # as the page sends it
     assert panel.points == ((0, 0.9), (0.4, 0.9), (1, 0))
     sliders = [knot.inputs[0] for knot in curve._knots]
@@ -106,14 +106,14 @@ def test_editor_sliders_and_python_move_the_same_curve(panel: RacePanel) -> None
 
 
 def test_the_editor_knows_the_largest_rate(panel: RacePanel) -> None:
-    editor = panel._control_widgets["points"].editor
+    editor = panel.page.controls["points"].editor
     assert editor.top == pytest.approx(problem("quadratic 1d").lr_range[1])
     panel.problem = "quadratic 10"
     assert editor.top == pytest.approx(1.99)
 
 
 def test_a_drawing_out_of_bounds_shows_its_error(panel: RacePanel) -> None:
-    editor = panel._control_widgets["points"].editor
+    editor = panel.page.controls["points"].editor
     editor.points = [[0, 2.0], [1, 0]]
     assert "wanted x and y from 0 to 1" in panel.error
     panel.points = [(0, 1), (1, 0)]
@@ -143,11 +143,11 @@ def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
     assert panel._plots[1].waiting.get_text()
 
     async def race_and_stop_at(rest: int) -> None:
-        panel._job._run.click()
+        panel.page.job._run.click()
         while len(panel.view.missing) > rest:
             await asyncio.sleep(0.01)
-        panel._job._stop.click()
-        await panel._job._task
+        panel.page.job._stop.click()
+        await panel.page.job._task
 
     asyncio.run(race_and_stop_at(4))
     done = panel.view.runs

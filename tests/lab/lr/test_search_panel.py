@@ -50,7 +50,7 @@ def test_steps_and_the_slider_show_the_same_rounds(panel: SearchPanel) -> None:
         panel.step()
         seen.append(panel.png)
     assert panel.round == len(panel.search.rounds) == 6
-    slider, box = panel._control_widgets["round"].inputs
+    slider, box = panel.page.controls["round"].inputs
     assert (slider.max, box.max) == (6, 6)
     for number in (2, 6, 1):
         slider.value = number
@@ -76,28 +76,28 @@ def test_running_is_stepping(panel: SearchPanel) -> None:
 
 def test_a_run_is_stopped_by_its_button_and_goes_on(panel: SearchPanel) -> None:
     async def run_and_stop_at(rounds: int) -> None:
-        panel._job._run.click()
+        panel.page.job._run.click()
         while len(panel.search.rounds) < rounds:
             await asyncio.sleep(0.01)
-        panel._job._stop.click()
-        await panel._job._task
+        panel.page.job._stop.click()
+        await panel.page.job._task
 
     asyncio.run(run_and_stop_at(4))
     stopped = len(panel.search.rounds)
     whole = whole_search(panel.search.settings)
     assert 4 <= stopped < len(whole.rounds)
-    assert panel._job.message.startswith("stopped after: round")
-    panel._job.run()
+    assert panel.page.job.message.startswith("stopped after: round")
+    panel.page.job.run()
     np.testing.assert_array_equal(panel.search.controller.rates, whole.controller.rates)
     assert panel.view.run.loss == whole.rounds[-1].loss
 
 
 def test_a_step_during_a_run_takes_no_round_twice(panel: SearchPanel) -> None:
     async def run_with_a_step() -> None:
-        panel._job.start()
+        panel.page.job.start()
         await asyncio.sleep(0)
         panel._step.click()
-        await panel._job._task
+        await panel.page.job._task
 
     asyncio.run(run_with_a_step())
     whole = whole_search(panel.search.settings)
@@ -107,10 +107,10 @@ def test_a_step_during_a_run_takes_no_round_twice(panel: SearchPanel) -> None:
 
 def test_another_search_ends_the_run_of_the_first(panel: SearchPanel) -> None:
     async def run_and_change() -> None:
-        panel._job.start()
+        panel.page.job.start()
         await asyncio.sleep(0.05)
         panel.candidates = 5
-        await panel._job._task
+        await panel.page.job._task
 
     asyncio.run(run_and_change())
     assert (panel.candidates, panel.round) == (5, 1)

@@ -27,7 +27,7 @@ def test_every_mixer_of_the_table_can_be_shown(name: str) -> None:
     assert title in costs.view.sentence()
     assert panel._plots[0].heading.get_text() == title
     assert panel.view.left.name == name
-    (menu,) = panel._control_widgets["right"].inputs
+    (menu,) = panel.page.controls["right"].inputs
     assert name in [value for _, value in menu.options]
 
 

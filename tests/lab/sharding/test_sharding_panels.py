@@ -20,7 +20,7 @@ def test_every_entry_of_the_menus_is_drawn_and_told() -> None:
         for scheme in SCHEMES:
             panel.change(mesh=mesh, scheme=scheme)
             assert (step.mesh, step.scheme) == (mesh, scheme)
-            slider = step._control_widgets["collective"].inputs[0]
+            slider = step.page.controls["collective"].inputs[0]
             assert slider.max == len(step.view.collectives)
             for number in range(1, slider.max + 1):
                 step.collective = number

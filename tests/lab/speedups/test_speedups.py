@@ -96,7 +96,7 @@ def test_filters_that_let_nothing_through_say_so():
     assert "No recorded time" in panel.view.sentence()
     assert panel.view.table().rows == []
     panel.measure()
-    assert "a button cannot do this work" in panel._job.message
+    assert "a button cannot do this work" in panel.page.job.message
     assert (
         SpeedupPanel(method="startup").view.modelled(SpeedupPanel(method="startup").view.time)
         is None

@@ -110,7 +110,7 @@ class CostPanel(Panel):
         Raises:
             ValueError: when a mixer disagrees with its reference; nothing is timed then.
         """
-        self._job.run()
+        self.page.job.run()
 
     def compute(self, *, machine: str, **state: Any) -> Costs:
         if peak := _ACCELERATORS.get(machine):

@@ -11,8 +11,6 @@ A control has bounds, checks values and makes widgets; the panel holds the value
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-import ipywidgets as widgets
-
 from toolkit._checks import checked
 from toolkit._compat import tooltip
 
@@ -70,7 +68,7 @@ class Control:
             "description": self.label,
             **tooltip(self.explanation or self.label),
             "style": {"description_width": LABEL_WIDTH},
-            "layout": widgets.Layout(width=width, max_width="100%"),
+            "layout": {"width": width, "max_width": "100%"},
         }
 
 
@@ -84,8 +82,8 @@ class ControlWidgets:
 
     def __init__(
         self,
-        box: widgets.Widget,
-        inputs: tuple[widgets.Widget, ...],
+        box: Any,
+        inputs: tuple[Any, ...],
         on_change: Callable[[Any], None],
         trait: str = "value",
     ) -> None:
@@ -164,6 +162,8 @@ class Number(Control):
         return round(number) if self.is_integer else float(f"{number:.12g}")
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
+        import ipywidgets as widgets
+
         look = {"readout": False, "continuous_update": self.is_continuous, **self.look("348px")}
         bounds: dict[str, Any] = {"min": self.low, "max": self.high, "step": self.step}
         if self.powers_of_two:
@@ -173,7 +173,7 @@ class Number(Control):
             kind = widgets.IntSlider if self.is_integer else widgets.FloatSlider
             slider = kind(self.default, **bounds, **look)
         box_kind = widgets.BoundedIntText if self.is_integer else widgets.BoundedFloatText
-        named, narrow = tooltip(f"{self.label}: type a value"), widgets.Layout(width="92px")
+        named, narrow = tooltip(f"{self.label}: type a value"), {"width": "92px"}
         box = box_kind(self.default, **bounds, **named, layout=narrow)
         slider.add_class(f"slider-{self.name}")
         box.add_class(f"box-{self.name}")
@@ -208,6 +208,8 @@ class Choice(Control):
         return value
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
+        import ipywidgets as widgets
+
         menu = widgets.Dropdown(
             options=list(self.options.items()), value=self.default, **self.look("444px")
         )
@@ -229,6 +231,8 @@ class Words(Control):
         return value.strip()
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
+        import ipywidgets as widgets
+
         text = widgets.Text(value=self.default, continuous_update=False, **self.look("878px"))
         text.add_class(f"words-{self.name}")
         return ControlWidgets(text, (text,), on_change)

@@ -2,35 +2,31 @@
 
     state --compute--> view --show--> plots of one figure --PNG--> one image on the page
 
-`compute` is pure and tested without widgets. Artists are made once and moved afterwards, and the
-page receives one new value (the PNG bytes) per update, so that nothing flickers. A reader without a
-kernel sees the same PNG.
+`compute` is pure and tested without widgets, which are made when the panel is first shown (see
+`Page`). Artists are made once and moved afterwards, and the page receives one new value (the PNG
+bytes) per update, so that nothing flickers. A reader without a kernel sees the same PNG.
 """
 
 import base64
-import functools
-import html
 import inspect
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any, Self
 
-import ipywidgets as widgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
 from toolkit.figures import Picture, new_figure, style
 from toolkit.figures.style import magnification
-from toolkit.lab.kit.controls import Control, Number
-from toolkit.lab.kit.job import Job
+from toolkit.lab.kit.controls import Control
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.view import Data, Progress, View, as_html
+from toolkit.lab.kit.view import Data, Progress, View
 
 PIXELS_PER_INCH_ON_PAGE = 100
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-class Panel(widgets.VBox):
+class Panel:
     """A figure with controls; a subclass declares them and provides `compute` and `plots`.
 
     Its docstring lists the controls by itself.
@@ -44,11 +40,14 @@ class Panel(widgets.VBox):
         figure_size: inches, (width, height).
         has_palette: whether 256 colours suffice for the picture; see `Picture`.
         button: label of the button that starts the long work, `pieces`; empty if there is none.
+        controls: by name.
         state: the controls' values, read-only.
         view: the view now shown.
         picture: the figure and what moves in it.
         png: the current picture.
+        pixels: width and height of the picture on the page.
         error: the message shown under the panel, or empty.
+        page: the panel as a widget, to be placed beside others.
 
     Example:
         >>> panel = MemoryPanel(layers=16)
@@ -62,18 +61,18 @@ class Panel(widgets.VBox):
     has_palette = False
     button = ""
     _is_built = False
-    _controls: dict[str, Control]
+    controls: dict[str, Control]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._controls = {
+        cls.controls = {
             name: control
             for base in reversed(cls.__mro__)
             for name, control in vars(base).items()
             if isinstance(control, Control)
         }
         listed = "".join(
-            f"    {name}: {control.described()}\n" for name, control in cls._controls.items()
+            f"    {name}: {control.described()}\n" for name, control in cls.controls.items()
         )
         head, mark, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExample:")
         purpose, _, others = head.partition("\nAttributes:\n")
@@ -81,35 +80,12 @@ class Panel(widgets.VBox):
 
     def __init__(self, **values: Any) -> None:
         self._followers: list[Panel] = []
-        if self.button:
-            self._job = Job(
-                self.button, self.pieces, after_piece=self.after_piece, on_error=self.show_error
-            )
-        self._state = {name: control.default for name, control in self._controls.items()}
+        self._page: Any = None
+        self.error = ""
+        self._state = {name: control.default for name, control in self.controls.items()}
         self._state.update(self._checked(values))
-        self._control_widgets = {
-            name: control.widgets(functools.partial(self._user_moved, name))
-            for name, control in self._controls.items()
-        }
-        self._pixels = [
-            round(inches * PIXELS_PER_INCH_ON_PAGE * magnification()) for inches in self.figure_size
-        ]
-        width, height = (f"{pixels}px" for pixels in self._pixels)
-        # A fixed height: the page does not move while one picture replaces another.
-        fixed = widgets.Layout(width="100%", max_width=width, height=height, object_fit="contain")
-        self._image = widgets.Image(format="png", layout=fixed)
-        # An Image has no alternative text (and fails on a tooltip), so the words stand below it.
-        self._caption, self._error, self._table = (
-            widgets.HTML(layout=widgets.Layout(max_width=width)) for _ in range(3)
-        )
-        for widget, name in (
-            (self._image, "picture"), (self._caption, "caption"), (self._error, "error"),
-        ):  # fmt: skip
-            widget.add_class(f"panel-{name}")
-        self._show_numbers = widgets.ToggleButton(
-            description="Show the numbers", icon="table", layout=widgets.Layout(width="170px")
-        )
-        self._show_numbers.observe(lambda _: self._write_table(), names="value")
+        scale = PIXELS_PER_INCH_ON_PAGE * magnification()
+        self.pixels = [round(inches * scale) for inches in self.figure_size]
         with style():
             figure = new_figure(*self.figure_size)
             self._plots = self.plots(figure)
@@ -117,25 +93,24 @@ class Panel(widgets.VBox):
             self._footnote = figure.text(left, bottom, "", fontsize=9, va="bottom")
             moving = [artist for plot in self._plots for artist in plot.artists()]
             self.picture = Picture(figure, moving, has_palette=self.has_palette)
-        for name, value in self._state.items():
-            self._control_widgets[name].show(value)
         self.refresh()
-        grid = widgets.Box(
-            [parts.box for parts in self._control_widgets.values()],
-            layout=widgets.Layout(display="flex", flex_flow="row wrap", max_width=width),
-        )
-        heading = widgets.HTML(f"<h3 style='margin:4px 0'>{html.escape(self.title)}</h3>")
-        shown = heading, grid, *self.widgets_above(), self._image, self._caption, self._error
-        super().__init__([*shown, *self.extra_widgets(), self._show_numbers, self._table])
-        self.add_class("toolkit-panel")
         self._is_built = True
+
+    @property
+    def page(self) -> Any:
+        if self._page is None:
+            from toolkit.lab.kit.page import Page
+
+            self._page = Page(self)
+            self._page.show()
+        return self._page
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A typo such as `panel.headz = 3` would otherwise pass in silence.
         if self._is_built and not name.startswith("_") and not hasattr(self, name):
             raise AttributeError(
                 f"{type(self).__name__} has no control {name!r}; "
-                f"wanted one of {', '.join(self._controls)}"
+                f"wanted one of {', '.join(self.controls)}"
             )
         super().__setattr__(name, value)
 
@@ -149,13 +124,13 @@ class Panel(widgets.VBox):
         """Make axes and artists once; plots are drawn in this order, the first one lowest."""
         raise NotImplementedError
 
-    def widgets_above(self) -> list[widgets.Widget]:
-        """Widgets between the controls and the picture."""
+    def widgets_above(self) -> list[Any]:
+        """Widgets between the controls and the picture, made once."""
         return []
 
-    def extra_widgets(self) -> list[widgets.Widget]:
-        """Widgets between the caption and the table."""
-        return [self._job] if self.button else []
+    def extra_widgets(self) -> list[Any]:
+        """Widgets between the caption and the button of the long work, made once."""
+        return []
 
     def pieces(self) -> Iterator[Progress]:
         """The long work that the button starts, in pieces of at most a second or two."""
@@ -172,7 +147,7 @@ class Panel(widgets.VBox):
         self.after_piece()
 
     def adjust(self, view: Any) -> None:
-        """Adapt widgets to the view, such as a button that has nothing left to do."""
+        """Adapt the page's widgets to the view, such as a button that has nothing left to do."""
 
     # Called by a user.
 
@@ -196,8 +171,9 @@ class Panel(widgets.VBox):
         except Exception as error:
             self.show_error(error)
             raise
-        for name in values:
-            self._control_widgets[name].show(self._state[name])
+        if self._page is not None:
+            for name in values:
+                self._page.controls[name].show(self._state[name])
 
     def refresh(self) -> None:
         """Compute and draw again with the values as they are."""
@@ -224,11 +200,8 @@ class Panel(widgets.VBox):
     def show_error(self, error: Exception) -> None:
         """Show an error under the panel; the next successful update clears it."""
         self.error = f"{type(error).__name__}: {error}"
-        # role=alert has screen readers speak it at once.
-        self._error.value = (
-            "<div role='alert' style='border-left:4px solid #b3245b;padding:4px 10px;"
-            f"background:#fdf0f4'>&#9888; {html.escape(self.error)}</div>"
-        )
+        if self._page is not None:
+            self._page.show_error()
 
     def attempt(self, action: Callable[..., Any], **values: Any) -> None:
         """Run a user's action on the page: an error is shown, not raised."""
@@ -241,13 +214,10 @@ class Panel(widgets.VBox):
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
         for name in values:
-            if name not in self._controls:
-                known = ", ".join(self._controls)
+            if name not in self.controls:
+                known = ", ".join(self.controls)
                 raise ValueError(f"{name}: no such control, wanted one of {known}")
-        return {name: self._controls[name].check(value) for name, value in values.items()}
-
-    def _user_moved(self, name: str, value: Any) -> None:
-        self.attempt(self.change, **{name: value})
+        return {name: self.controls[name].check(value) for name, value in values.items()}
 
     def _accept(self, state: dict[str, Any]) -> None:
         """Compute, draw, and only then adopt the new state, so that a failure changes nothing."""
@@ -255,33 +225,25 @@ class Panel(widgets.VBox):
         self.draw(view)
         png = self.picture.png()
         self.view, self.png, self._state = view, png, state
-        for name, control in self._controls.items():
-            if isinstance(control, Number) and control.maximum is not None:
-                self._control_widgets[name].set_maximum(control.maximum(view))
-        self.adjust(view)
-        self._image.value = png
-        self._caption.value = f"<p style='margin:2px 0'>{html.escape(view.sentence())}</p>"
-        self._write_table()
-        self.error = self._error.value = ""
+        self.error = ""
+        if self._page is not None:
+            self._page.show()
         for follower in self._followers:
             follower._take_over(self)
 
     def _take_over(self, panel: "Panel") -> None:
-        wanted = {name: panel.state[name] for name in self._controls.keys() & panel.state.keys()}
+        wanted = {name: panel.state[name] for name in self.controls.keys() & panel.state.keys()}
         if any(self._state[name] != value for name, value in wanted.items()):
             self.change(**wanted)
-
-    def _write_table(self) -> None:
-        self._table.value = as_html(self.view.table()) if self._show_numbers.value else ""
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         words = self.view.sentence()
         data = {
-            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id},
+            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.page.model_id},
             "image/png": base64.b64encode(self.png).decode(),
             "text/plain": f"{self.title}\n{words}",
         }
-        size = {"width": self._pixels[0], "alt": words}
+        size = {"width": self.pixels[0], "alt": words}
         return data, {"image/png": size}
 
     def _ipython_display_(self) -> None:

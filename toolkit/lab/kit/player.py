@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import ipywidgets as widgets
 import traitlets
 from PIL import Image
 
@@ -84,29 +83,25 @@ class PlayedPanel(Panel):
         player: plays the scene of the view.
     """
 
-    def __init__(self, **values: Any) -> None:
-        self._player = Player()
-        self._player.add_class("panel-player")
-        super().__init__(**values)
-        self._player.layout.max_width = f"{self._pixels[0]}px"
-
     @property
     def player(self) -> Player:
-        return self._player
+        return self.page.above[0]
 
     def scene(self, view: Any) -> Scene:
         """What the player plays: a pure function of the view."""
         raise NotImplementedError
 
-    def widgets_above(self) -> list[widgets.Widget]:
-        return [self._player]
+    def widgets_above(self) -> list[Player]:
+        player = Player(layout={"max_width": f"{self.pixels[0]}px"})
+        player.add_class("panel-player")
+        return [player]
 
     def adjust(self, view: Any) -> None:
-        self._player.show(self.scene(view))
+        self.player.show(self.scene(view))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         data, metadata = super()._repr_mimebundle_(**kwargs)
-        whole = _stacked(self._player.still(), self.png)
+        whole = _stacked(self.player.still(), self.png)
         data["image/png"] = base64.b64encode(whole).decode()
         return data, metadata
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anywidget
-import ipywidgets as widgets
 import numpy as np
 import traitlets
 from matplotlib.axes import Axes
@@ -63,13 +62,6 @@ class Spots(anywidget.AnyWidget):
 class PointedPanel(Panel):
     """A panel with lines in its picture that can be clicked."""
 
-    def __init__(self, **values: Any) -> None:
-        over = widgets.Layout(height="0", width="100%", overflow="visible", margin="0")
-        self._spots = Spots(layout=over)
-        self._spots.add_class("panel-spots")
-        self._spots.on_msg(self._clicked)
-        super().__init__(**values)
-
     def spots(self, view: Any) -> tuple[str, list[Spot], int]:
         """What the lines are, the lines, and the number of the chosen one, or -1."""
         raise NotImplementedError
@@ -78,12 +70,15 @@ class PointedPanel(Panel):
         """A line was clicked."""
         raise NotImplementedError
 
-    def widgets_above(self) -> list[widgets.Widget]:
-        return [self._spots]
+    def widgets_above(self) -> list[Spots]:
+        spots = Spots(layout={"height": "0", "width": "100%", "overflow": "visible", "margin": "0"})
+        spots.add_class("panel-spots")
+        spots.on_msg(self._clicked)
+        return [spots]
 
     def adjust(self, view: Any) -> None:
         words, found, chosen = self.spots(view)
-        wide, high = self._pixels
+        wide, high = self.pixels
         listed = [
             {
                 "name": spot.name,
@@ -92,9 +87,10 @@ class PointedPanel(Panel):
             }
             for spot in found
         ]  # fmt: skip
-        with self._spots.hold_sync():
-            self._spots.size, self._spots.words = [wide, high], words
-            self._spots.spots, self._spots.chosen = listed, chosen
+        shown = self.page.above[0]
+        with shown.hold_sync():
+            shown.size, shown.words = [wide, high], words
+            shown.spots, shown.chosen = listed, chosen
 
     def _clicked(self, _: Any, content: Any, __: Any) -> None:
         if isinstance(content, dict) and {"spot", "second"} <= content.keys():

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
-
 from toolkit._checks import checked
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.drawing import as_base64, png_of
 from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.lab.lessons.pages import write_export
-from toolkit.lab.lessons.prediction import Prediction
+from toolkit.lab.lessons.prediction import Prediction, Shown
 from toolkit.lab.lessons.progress import LONGEST_NAME, Progress
 
 
@@ -75,7 +73,9 @@ class Lesson:
 
     @checked
     def predict(
-        self, question: str, panel: widgets.Widget | Callable[[], widgets.Widget] | None = None
+        self,
+        question: str,
+        panel: Shown | None = None,
     ) -> Prediction:
         """A question; `panel`, if any, appears when a guess has been entered."""
         return Prediction(self.outline.question(question), self.progress, panel)

@@ -7,13 +7,15 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import display
 
-from toolkit.lab.kit.panel import WIDGET_VIEW
+from toolkit.lab.kit.panel import WIDGET_VIEW, Panel
 from toolkit.lab.lessons.drawing import as_base64, draw_on_a_line, png_of
 from toolkit.lab.lessons.outline import Answer, Question
 from toolkit.lab.lessons.progress import Progress
 
 LOCKED = "Locked. Enter a guess, and what happens appears here."
 _BOX = "border:1px solid #8a949e;border-radius:6px;padding:10px 14px;max-width:860px"
+Shown = Panel | widgets.Widget | Callable[[], Panel | widgets.Widget]
+"""What appears with the answer, or a function that makes it then."""
 
 
 class Prediction(widgets.VBox):
@@ -29,7 +31,7 @@ class Prediction(widgets.VBox):
         self,
         question: Question,
         progress: Progress,
-        panel: widgets.Widget | Callable[[], widgets.Widget] | None = None,
+        panel: Shown | None = None,
     ) -> None:
         self._question, self._progress, self._panel = question, progress, panel
         self.answer: Answer | None = None
@@ -93,7 +95,8 @@ class Prediction(widgets.VBox):
             layout = widgets.Layout(width="100%", max_width="960px")
             parts.append(widgets.Image(value=self.png, format="png", layout=layout))
         if self._panel is not None:
-            parts.append(self._panel() if callable(self._panel) else self._panel)
+            panel = self._panel() if callable(self._panel) else self._panel
+            parts.append(panel.page if isinstance(panel, Panel) else panel)
         self.answer, self._guess = answer, guess
         self._said.value, self._shown.children = "", parts
         self._input.disabled = self._button.disabled = True

@@ -77,7 +77,7 @@ class RacePanel(Panel):
         return [RatePlot(rates), LossPlot(losses), EndPlot(figure.add_subplot(grid[:, 1]))]
 
     def adjust(self, view: RaceView) -> None:
-        curve = self._control_widgets["points"]
+        curve = self.page.controls["points"]
         assert isinstance(curve, CurveWidgets)
         curve.editor.top = task(view.problem).lr_range[1]
 

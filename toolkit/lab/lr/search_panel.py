@@ -69,9 +69,6 @@ class SearchPanel(Panel):
 
     def __init__(self, **values: Any) -> None:
         self._searches: dict[Settings, Search] = {}
-        step, reset = (functools.partial(self.attempt, do) for do in (self.step, self.reset))
-        self._step = button("Step", "step-forward", "search-step", step)
-        self._reset = button("Start again", "fast-backward", "search-reset", reset)
         super().__init__(**values)
 
     @property
@@ -90,7 +87,7 @@ class SearchPanel(Panel):
 
     def reset(self) -> None:
         """Forget all rounds but the first."""
-        self._job.stop()
+        self.page.job.stop()
         del self._searches[_settings(self.state)]
         self.after_piece()
 
@@ -130,8 +127,11 @@ class SearchPanel(Panel):
     def adjust(self, view: SearchView) -> None:
         self._step.disabled = view.is_over
 
-    def extra_widgets(self) -> list[widgets.Widget]:
-        return [widgets.HBox([self._step, self._reset]), *super().extra_widgets()]
+    def extra_widgets(self) -> list[Any]:
+        step, reset = (functools.partial(self.attempt, do) for do in (self.step, self.reset))
+        self._step = button("Step", "step-forward", "search-step", step)
+        again = button("Start again", "fast-backward", "search-reset", reset)
+        return [widgets.HBox([self._step, again])]
 
     def _search(self, state: Any) -> Search:
         settings = _settings(state)

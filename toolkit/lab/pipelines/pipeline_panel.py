@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.player import PlayedPanel, Player
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Scene
 from toolkit.lab.kit.view import Progress
@@ -156,7 +156,11 @@ class PipelinePanel(PlayedPanel):
     def __init__(self, **values: Any) -> None:
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         super().__init__(**values)
-        self.player.on_move(self._dragged)
+
+    def widgets_above(self) -> list[Player]:
+        (player,) = super().widgets_above()
+        player.on_move(self._dragged)
+        return [player]
 
     def compute(self, **state: Any) -> PipelineView:
         found = self._compiled.get(tuple(state[name] for name in _WHOSE))

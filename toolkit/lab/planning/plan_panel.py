@@ -52,7 +52,7 @@ class PlanPanel(Panel):
         finally:
             self._bar.layout.visibility = "hidden"
 
-    def extra_widgets(self) -> list[widgets.Widget]:
+    def extra_widgets(self) -> list[Any]:
         return [self._bar]
 
     def _tell(self, done: int, total: int) -> None:

@@ -57,9 +57,9 @@ class Axis:
 
 def axis_of(panel: Panel | type[Panel], name: str, values: Values) -> Axis:
     """The values of a control, checked by it."""
-    control = panel._controls.get(name)
+    control = panel.controls.get(name)
     if control is None:
-        raise ValueError(f"{name}: no such control, wanted one of {', '.join(panel._controls)}")
+        raise ValueError(f"{name}: no such control, wanted one of {', '.join(panel.controls)}")
     named = values if isinstance(values, Mapping) else None
     if named is None and isinstance(control, Choice):
         wanted = [*control.options.values()] if values is None else [*values]
@@ -158,7 +158,7 @@ def as_recording(header: Mapping[str, Any], rows: Sequence[Sequence[int]] = ()) 
 def _held(panel: Panel, grid: Mapping[str, Values]) -> str:
     """The controls missing on the page, and their values."""
     parts = []
-    for name, control in panel._controls.items():
+    for name, control in panel.controls.items():
         if name not in grid:
             value = panel.state[name]
             if isinstance(control, Choice):

@@ -72,7 +72,7 @@ class SpeedupPanel(Panel):
         Raises:
             ValueError: when the result differs from the reference; nothing is timed then.
         """
-        self._job.run()
+        self.page.job.run()
 
     def compute(self, **state: Any) -> SpeedupView:
         return speedups(self.times, **state)
