@@ -57,17 +57,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolkit.lab.attention.instrument import CostPanel, MemoryPanel
-    from toolkit.lab.attention.reading_panel import ReadingPanel
-    from toolkit.lab.collectives.chunks_panel import ChunksPanel
-    from toolkit.lab.collectives.cut_panel import CutPanel
-    from toolkit.lab.experts.balance_panel import BalancePanel
-    from toolkit.lab.experts.dispatch_panel import DispatchPanel
-    from toolkit.lab.experts.layout_panel import LayoutPanel
-    from toolkit.lab.experts.tokens_panel import ExpertPanel
+    from toolkit.lab.attention.reading import ReadingPanel
+    from toolkit.lab.collectives.chunks import ChunksPanel
+    from toolkit.lab.collectives.cut import CutPanel
+    from toolkit.lab.experts.balance import BalancePanel
+    from toolkit.lab.experts.dispatch import DispatchPanel
+    from toolkit.lab.experts.layout import LayoutPanel
+    from toolkit.lab.experts.tokens import ExpertPanel
     from toolkit.lab.kit.controls import Choice, Number, Words
     from toolkit.lab.kit.panel import Panel
-    from toolkit.lab.latent.decode_panel import DecodePanel
-    from toolkit.lab.latent.slice_panel import SlicePanel
+    from toolkit.lab.latent.decode import DecodePanel
+    from toolkit.lab.latent.slice import SlicePanel
     from toolkit.lab.lessons.lesson import Lesson
     from toolkit.lab.lessons.pages import gather
     from toolkit.lab.looped.panel import LoopPanel, LoopStatePanel
@@ -76,34 +76,34 @@ if TYPE_CHECKING:
     from toolkit.lab.mixers.panel import MixerCostPanel, MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
     from toolkit.lab.pipelines.pipeline_panel import PipelinePanel
-    from toolkit.lab.planning.fits_panel import FitsPanel
-    from toolkit.lab.planning.memory_panel import ChipMemoryPanel
-    from toolkit.lab.planning.plan_panel import PlanPanel
-    from toolkit.lab.planning.timeline_panel import TimelinePanel
-    from toolkit.lab.sharding.mesh_panel import MeshPanel
-    from toolkit.lab.sharding.step_panel import StepPanel
-    from toolkit.lab.sparsity.acceptance_panel import AcceptancePanel
-    from toolkit.lab.sparsity.codes_panel import CodesPanel
+    from toolkit.lab.planning.fits import FitsPanel
+    from toolkit.lab.planning.memory import ChipMemoryPanel
+    from toolkit.lab.planning.plan import PlanPanel
+    from toolkit.lab.planning.timeline import TimelinePanel
+    from toolkit.lab.sharding.mesh import MeshPanel
+    from toolkit.lab.sharding.step import StepPanel
+    from toolkit.lab.sparsity.acceptance import AcceptancePanel
+    from toolkit.lab.sparsity.codes import CodesPanel
     from toolkit.lab.sparsity.drop_panel import DropPanel
-    from toolkit.lab.sparsity.fit_panel import FitPanel
-    from toolkit.lab.sparsity.sale_panel import SalePanel
-    from toolkit.lab.sparsity.stale_panel import StalePanel
+    from toolkit.lab.sparsity.fit import FitPanel
+    from toolkit.lab.sparsity.sale import SalePanel
+    from toolkit.lab.sparsity.stale import StalePanel
     from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
 _HOMES = {
     "toolkit.lab.attention.instrument": ("CostPanel", "MemoryPanel"),
-    "toolkit.lab.attention.reading_panel": ("ReadingPanel",),
-    "toolkit.lab.collectives.chunks_panel": ("ChunksPanel",),
-    "toolkit.lab.collectives.cut_panel": ("CutPanel",),
-    "toolkit.lab.experts.balance_panel": ("BalancePanel",),
-    "toolkit.lab.experts.dispatch_panel": ("DispatchPanel",),
-    "toolkit.lab.experts.layout_panel": ("LayoutPanel",),
-    "toolkit.lab.experts.tokens_panel": ("ExpertPanel",),
+    "toolkit.lab.attention.reading": ("ReadingPanel",),
+    "toolkit.lab.collectives.chunks": ("ChunksPanel",),
+    "toolkit.lab.collectives.cut": ("CutPanel",),
+    "toolkit.lab.experts.balance": ("BalancePanel",),
+    "toolkit.lab.experts.dispatch": ("DispatchPanel",),
+    "toolkit.lab.experts.layout": ("LayoutPanel",),
+    "toolkit.lab.experts.tokens": ("ExpertPanel",),
     "toolkit.lab.kit.controls": ("Choice", "Number", "Words"),
     "toolkit.lab.kit.panel": ("Panel",),
-    "toolkit.lab.latent.decode_panel": ("DecodePanel",),
-    "toolkit.lab.latent.slice_panel": ("SlicePanel",),
+    "toolkit.lab.latent.decode": ("DecodePanel",),
+    "toolkit.lab.latent.slice": ("SlicePanel",),
     "toolkit.lab.lessons.lesson": ("Lesson",),
     "toolkit.lab.lessons.pages": ("gather",),
     "toolkit.lab.looped.panel": ("LoopPanel", "LoopStatePanel"),
@@ -112,18 +112,18 @@ _HOMES = {
     "toolkit.lab.mixers.panel": ("MixerCostPanel", "MixerPanel"),
     "toolkit.lab.notebooks.execute": ("NotebookRun", "run_notebook"),
     "toolkit.lab.pipelines.pipeline_panel": ("PipelinePanel",),
-    "toolkit.lab.planning.fits_panel": ("FitsPanel",),
-    "toolkit.lab.planning.memory_panel": ("ChipMemoryPanel",),
-    "toolkit.lab.planning.plan_panel": ("PlanPanel",),
-    "toolkit.lab.planning.timeline_panel": ("TimelinePanel",),
-    "toolkit.lab.sharding.mesh_panel": ("MeshPanel",),
-    "toolkit.lab.sharding.step_panel": ("StepPanel",),
-    "toolkit.lab.sparsity.acceptance_panel": ("AcceptancePanel",),
-    "toolkit.lab.sparsity.codes_panel": ("CodesPanel",),
+    "toolkit.lab.planning.fits": ("FitsPanel",),
+    "toolkit.lab.planning.memory": ("ChipMemoryPanel",),
+    "toolkit.lab.planning.plan": ("PlanPanel",),
+    "toolkit.lab.planning.timeline": ("TimelinePanel",),
+    "toolkit.lab.sharding.mesh": ("MeshPanel",),
+    "toolkit.lab.sharding.step": ("StepPanel",),
+    "toolkit.lab.sparsity.acceptance": ("AcceptancePanel",),
+    "toolkit.lab.sparsity.codes": ("CodesPanel",),
     "toolkit.lab.sparsity.drop_panel": ("DropPanel",),
-    "toolkit.lab.sparsity.fit_panel": ("FitPanel",),
-    "toolkit.lab.sparsity.sale_panel": ("SalePanel",),
-    "toolkit.lab.sparsity.stale_panel": ("StalePanel",),
+    "toolkit.lab.sparsity.fit": ("FitPanel",),
+    "toolkit.lab.sparsity.sale": ("SalePanel",),
+    "toolkit.lab.sparsity.stale": ("StalePanel",),
     "toolkit.lab.speedups.panel": ("SpeedupPanel",),
     "toolkit.lab.tour.tour": ("run_tour",),
     "toolkit.language": (

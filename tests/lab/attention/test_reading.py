@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention import gated_delta_net_reference, softmax_attention_reference
-from toolkit.lab.attention.reading_view import (
+from toolkit.lab.attention.reading import (
     KEY_SIZE,
     MAX_TOKENS,
     SHARPNESS,
@@ -43,7 +43,7 @@ def test_weights_are_those_of_the_library(window: int) -> None:
 
 @pytest.mark.parametrize(("keep", "write_strength"), [(1.0, 1.0), (0.8, 0.4)])
 def test_state_is_that_of_the_library(keep: float, write_strength: float) -> None:
-    from toolkit.lab.attention.reading_view import _values
+    from toolkit.lab.attention.reading import _values
 
     keys = keys_of(TEXT)
     count = keys.shape[1]

@@ -8,10 +8,8 @@ import pytest
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.collectives.chunks_panel import chunks_scene
-from toolkit.lab.collectives.chunks_view import chunks_view, run_of
-from toolkit.lab.collectives.cut_panel import CutPanel
-from toolkit.lab.collectives.cut_view import SPEEDS, cut_view
+from toolkit.lab.collectives.chunks import chunks_scene, chunks_view, run_of
+from toolkit.lab.collectives.cut import SPEEDS, CutPanel, cut_view
 from toolkit.lab.collectives.networks import NETWORKS, changed, drawing_of, trees_of
 from toolkit.schedules.collectives import named_topology, optimum, to_program
 

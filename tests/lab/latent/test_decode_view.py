@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.attention.latent import PRESETS
-from toolkit.lab.latent.decode_view import (
+from toolkit.lab.latent.decode import (
     PUBLISHED,
     PUBLISHED_CONTEXTS,
     SCHEMES,

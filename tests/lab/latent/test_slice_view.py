@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from toolkit.lab.kit.stored import stored_folder
-from toolkit.lab.latent.slice_view import BASES, slice_view, sliced_layer
+from toolkit.lab.latent.slice import BASES, slice_view, sliced_layer
 from toolkit.lab.latent.small_layers import TEXT, record, small_layers
 
 # They compile what compares slices.

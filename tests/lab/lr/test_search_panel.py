@@ -66,6 +66,7 @@ def test_running_is_stepping(panel: SearchPanel) -> None:
     assert len(panel.search.rounds) == len(whole.rounds) == panel.round
     np.testing.assert_array_equal(panel.search.controller.rates, whole.controller.rates)
     assert panel.view.is_over
+    assert panel.page.job
     assert panel._step.disabled
     rounds = panel.round
     panel.step()

@@ -10,11 +10,9 @@ from yardstick import assert_quick
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab.planning import plan_view
-from toolkit.lab.planning.fits_panel import FitsPanel
-from toolkit.lab.planning.fits_plots import _letters
-from toolkit.lab.planning.fits_view import SCHEMES
-from toolkit.lab.planning.memory_panel import ChipMemoryPanel
-from toolkit.lab.planning.plan_panel import PlanPanel
+from toolkit.lab.planning.fits import SCHEMES, FitsPanel, _letters
+from toolkit.lab.planning.memory import ChipMemoryPanel
+from toolkit.lab.planning.plan import PlanPanel
 
 # Together they draw for longer than the first tier has time.
 pytestmark = pytest.mark.slow

@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab.sharding.mesh_panel import MeshPanel
+from toolkit.lab.sharding.mesh import MeshPanel
 from toolkit.lab.sharding.mlp_step import MESHES, SCHEMES
-from toolkit.lab.sharding.step_panel import StepPanel
+from toolkit.lab.sharding.step import StepPanel
 
 # Together they draw for longer than the first tier has time.
 pytestmark = pytest.mark.slow

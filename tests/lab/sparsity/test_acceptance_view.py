@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.lab.sparsity.acceptance_view import DRAFTED, OWN, REFUSED, acceptance_view
+from toolkit.lab.sparsity.acceptance import DRAFTED, OWN, REFUSED, acceptance_view
 from toolkit.lab.sparsity.stored_acceptance import DRAFTS, LENGTH, SYSTEMS, kept_by_round
 
 

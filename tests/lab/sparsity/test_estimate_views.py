@@ -9,10 +9,10 @@ import pytest
 from toolkit.attention.sparse import MassTarget, build, decode_step, update
 from toolkit.attention.sparse.prefill.sale import sale_tiles
 from toolkit.experiments.sparse.quality import at_small_budgets
-from toolkit.lab.sparsity.codes_view import codes_of, codes_view
-from toolkit.lab.sparsity.fit_view import fit_view
+from toolkit.lab.sparsity.codes import codes_of, codes_view
+from toolkit.lab.sparsity.fit import fit_view
 from toolkit.lab.sparsity.reading import ask, index_of, params, read_text, scores_of
-from toolkit.lab.sparsity.sale_view import queries_and_keys, sale_view
+from toolkit.lab.sparsity.sale import queries_and_keys, sale_view
 
 # They read a text of a thousand tokens, and compile the systems.
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from toolkit.attention import softmax_attention
 from toolkit.attention.sparse.prefill import Tiles, attend_tiles, tile_masses, top_tiles
 from toolkit.attention.sparse.prefill.adaspa import recall
 from toolkit.experiments.sparse import video
-from toolkit.lab.sparsity.stale_view import BLOCK, _trajectory, masses_of, stale_view
+from toolkit.lab.sparsity.stale import BLOCK, _trajectory, masses_of, stale_view
 
 slow = pytest.mark.slow
 HOW = {"query_block": BLOCK, "key_block": BLOCK, "is_causal": False}

@@ -38,8 +38,7 @@ def _reach() -> Answer:
 
 
 def _share_held() -> Answer:
-    from toolkit.lab.sharding.mesh_panel import MeshPanel
-    from toolkit.lab.sharding.mesh_view import COPIES
+    from toolkit.lab.sharding.mesh import COPIES, MeshPanel
 
     view: Any = MeshPanel(mesh="2x4", scheme="zero1").view
     own, whole = (sum(map(of, COPIES)) for of in (view.bytes_of, view.bytes_whole))
@@ -53,7 +52,7 @@ def _share_held() -> Answer:
 
 
 def _slow_cable() -> Answer:
-    from toolkit.lab.collectives.cut_panel import CutPanel
+    from toolkit.lab.collectives.cut import CutPanel
 
     views: list[Any] = [
         CutPanel(network="mesh:3x3", cable=3, speed=speed).view for speed in (1.0, 0.5)
@@ -70,7 +69,7 @@ def _slow_cable() -> Answer:
 
 
 def _latents_kept() -> Answer:
-    from toolkit.lab.latent.decode_panel import DecodePanel
+    from toolkit.lab.latent.decode import DecodePanel
 
     view: Any = DecodePanel(model="deepseek_v3", degree=2, slices=2).view
     kept = {cost.scheme: cost.cache_bytes for cost in view.costs}
@@ -96,7 +95,7 @@ def _one_slow_stage() -> Answer:
 
 
 def _pairs_dropped() -> Answer:
-    from toolkit.lab.experts.tokens_panel import ExpertPanel
+    from toolkit.lab.experts.tokens import ExpertPanel
 
     views: list[Any] = [
         ExpertPanel(model=model, layer=2, capacity=1.0).view for model in ("plain", "balanced")
@@ -127,7 +126,7 @@ def _needles_found() -> Answer:
 
 
 def _kept_activations() -> Answer:
-    from toolkit.lab.planning.memory_panel import ChipMemoryPanel
+    from toolkit.lab.planning.memory import ChipMemoryPanel
     from toolkit.measure import in_words
 
     view: Any = ChipMemoryPanel(model="llama-3-8b", chip="h100", fsdp=8, context=4096).view

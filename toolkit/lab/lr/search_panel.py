@@ -4,12 +4,10 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-import ipywidgets as widgets
 import numpy as np
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.job import button
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
@@ -128,10 +126,14 @@ class SearchPanel(Panel):
         self._step.disabled = view.is_over
 
     def extra_widgets(self) -> list[Any]:
+        from ipywidgets import HBox
+
+        from toolkit.lab.kit.job import button
+
         step, reset = (functools.partial(self.attempt, do) for do in (self.step, self.reset))
         self._step = button("Step", "step-forward", "search-step", step)
-        again = button("Start again", "fast-backward", "search-reset", reset)
-        return [widgets.HBox([self._step, again])]
+        self._reset = button("Start again", "fast-backward", "search-reset", reset)
+        return [HBox([self._step, self._reset])]
 
     def _search(self, state: Any) -> Search:
         settings = _settings(state)

@@ -17,7 +17,7 @@ import numpy as np
 
 from toolkit.attention import MIXERS, Input, Mixer, retention_log_decay
 from toolkit.attention.costs import LEVELS
-from toolkit.lab.attention.reading_view import word_keys
+from toolkit.lab.attention.reading import word_keys
 
 # Shapes of the programs that are compiled: shorter texts are padded, longer ones cut.
 MAX_TOKENS = 32

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer
-from toolkit.lab.attention.reading_view import word_key
+from toolkit.lab.attention.reading import word_key
 from toolkit.lab.kit.text import MOST, TextView, back_to_most, looked_at
 from toolkit.lab.kit.view import Data
 from toolkit.lab.mixers.inputs import (

@@ -1,11 +1,13 @@
-"""The plots of `FitsPanel`: memory needed on the map, and the fewest chips by scheme."""
+"""Which models fit which numbers of chips, under six schemes."""
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
@@ -13,8 +15,90 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import IdentityTransform
 
 from toolkit.figures import FAINT, INK
+from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.planning.fits_view import COUNTS, MODELS, SCHEMES, FitsView
+from toolkit.lab.kit.view import Data, View
+from toolkit.lab.planning.memory import CHIP
+from toolkit.measure.words import counted
+from toolkit.planning import Prediction, what_fits
+from toolkit.planning.models import DENSE
+from toolkit.planning.search.what_fits import schemes
+
+MODELS = tuple(DENSE)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SCHEMES = tuple(schemes(1))
+Found = dict[tuple[int, int, str], Prediction | None]
+
+
+@dataclass(frozen=True)
+class FitsView(View):
+    """Every model on every number of chips."""
+
+    chip: str
+    scheme: str
+    sequences: int
+    context: int
+    found: Found
+
+    def share(self, model: int, count: int) -> float | None:
+        """Of a chip's memory that is needed; None where the scheme does not divide the model."""
+        prediction = self.found[model, count, self.scheme]
+        return None if prediction is None else prediction.memory.total / prediction.limit
+
+    def fewest(self, model: int, scheme: str) -> int | None:
+        """The smallest number of chips that a model fits."""
+        fitting = (
+            chips
+            for count, chips in enumerate(COUNTS)
+            if (prediction := self.found[model, count, scheme]) is not None and prediction.fits
+        )
+        return next(fitting, None)
+
+    def data(self) -> Data:
+        def in_word(value) -> str:
+            return "none" if value is None else str(value)
+
+        shares = {
+            f"on {chips} (share)": [self.share(model, count) for model in range(len(MODELS))]
+            for count, chips in enumerate(COUNTS)
+        }
+        fewest = {
+            f"fewest chips, {scheme}": [
+                in_word(self.fewest(model, scheme)) for model in range(len(MODELS))
+            ]
+            for scheme in SCHEMES
+        }
+        return {"model, modelled": [*MODELS], **shares, **fewest}
+
+    def sentence(self) -> str:
+        entries = []
+        for model, name in enumerate(MODELS):
+            fewest = self.fewest(model, self.scheme)
+            entries.append(f"{name} {'nowhere' if fewest is None else f'from {fewest}'}")
+        return (
+            f"{self.scheme} on {self.chip}, {counted(self.sequences, 'sequence')} of "
+            f"{self.context:,} tokens per chip; which numbers of chips fit: "
+            f"{', '.join(entries)}. Modelled."
+        )
+
+    def footnote(self) -> str:
+        return (
+            "Left: share of a chip's memory that is needed. Blue and bold: fits. "
+            f"{self.sequences} x {self.context:,} tokens per chip; tensor is 4 wide. Modelled."
+        )
+
+
+def fits(*, chip: str, scheme: str, sequences: int, context: int) -> FitsView:
+    """The map of one kind of chip; `sequences` and `context` are those of one chip's batch."""
+    return FitsView(chip, scheme, sequences, context, _found(chip, sequences, context))
+
+
+@functools.lru_cache(maxsize=16)
+def _found(chip: str, sequences: int, context: int) -> Found:
+    clusters = [f"{chip}:{count}" for count in COUNTS]
+    return what_fits(MODELS, clusters, sequences_per_chip=sequences, sequence_length=context)
+
 
 _FITS, _DOES_NOT = "#a8cfe8", "#f3f5f7"
 _CELL = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5), (-0.5, -0.5)])
@@ -152,3 +236,37 @@ def _percent(share: float | None) -> str:
     if share is None:
         return "–"
     return f"{share:.0%}" if share < 9.995 else f"{share:.0f}x"
+
+
+class FitsPanel(Panel):
+    """Which models fit how many chips under a scheme, and the fewest chips under each.
+
+    Example:
+        >>> panel = FitsPanel(chip="h100", scheme="ZeRO-3, recomputing")
+        >>> panel.view.fewest(3, "data parallel") is None  # llama-3-8b
+        True
+    """
+
+    title = "What fits?"
+    figure_size = (9.6, 4.6)
+
+    chip = CHIP
+    scheme = Choice("Scheme", "ZeRO-3, recomputing", {name: name for name in SCHEMES})
+    # All predictions of a map take longer than a frame: on release.
+    sequences = Number(
+        "Sequences", 1, low=1, high=32, powers_of_two=True, is_continuous=False,
+        explanation="Per chip",
+    )  # fmt: skip
+    context = Number(
+        "Context length", 4096, low=1024, high=131_072, powers_of_two=True, is_continuous=False,
+        explanation="Tokens per sequence",
+    )  # fmt: skip
+
+    def compute(self, **state: Any) -> FitsView:
+        return fits(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        return [
+            MapPlot(figure.add_axes((0.123, 0.215, 0.457, 0.685))),
+            FewestPlot(figure.add_axes((0.6, 0.215, 0.39, 0.685))),
+        ]

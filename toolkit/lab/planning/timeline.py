@@ -1,15 +1,103 @@
-"""The plots of `TimelinePanel`: the step in lanes, a part of it close, and the step by link."""
+"""One compiled step in time: compute and collectives in lanes, on slower links."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from toolkit.figures import ACCENT, FAINT, INK, look
+from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.planning.timeline_view import SPEEDS, TimelineView, speed_in_words
+from toolkit.lab.kit.view import Data, View
+from toolkit.lab.planning.stored_timelines import (
+    BATCH,
+    LENGTH,
+    MODEL,
+    STRATEGIES,
+    TOPOLOGY,
+    compiled_with,
+    stored_work,
+)
 from toolkit.measure import in_words
+from toolkit.planning import Timeline, timeline
 from toolkit.planning.time.timeline import COMPUTE, LINK, STRAGGLER
+
+SPEEDS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+SHOWN = 16  # the part of the step that the close view shows: one in so many
+
+
+def speed_in_words(speed: float) -> str:
+    """A share of the published speed."""
+    return f"1/{1 / speed:g}" if speed < 1 else f"{speed:g} x" if speed > 1 else "as published"
+
+
+@dataclass(frozen=True)
+class TimelineView(View):
+    """The step as set, the same on other links, and the part that is shown close."""
+
+    layout: str
+    straggler: float
+    now: Timeline
+    speed: float
+    by_speed: dict[float, Timeline]
+    usual_seconds: float  # on links as published, without a straggler
+    start: float  # of what is shown close, in seconds
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """Seconds from and to which the step is shown close."""
+        return self.start, self.start + self.now.step_seconds / SHOWN
+
+    def data(self) -> Data:
+        rows = self.by_speed.items()
+        return {
+            "links, modelled": [speed_in_words(speed) for speed, _ in rows],
+            "computing (seconds)": [timeline.computing for _, timeline in rows],
+            "communicating (seconds)": [timeline.communicating for _, timeline in rows],
+            "of that hidden (seconds)": [timeline.hidden for _, timeline in rows],
+            "step (seconds)": [timeline.step_seconds for _, timeline in rows],
+        }
+
+    def sentence(self) -> str:
+        now = self.now
+        slow = f", one chip {self.straggler:g} times as slow" if self.straggler > 1 else ""
+        took, usual = (in_words(s, "seconds") for s in (now.step_seconds, self.usual_seconds))
+        is_usual = now.step_seconds == self.usual_seconds
+        instead = "" if is_usual else f" instead of {usual}"
+        parts = in_words(now.computing, "seconds"), in_words(now.communicating, "seconds")
+        start, end = (in_words(s, "seconds") for s in self.window)
+        return (
+            f"{MODEL} on {TOPOLOGY}, {self.layout}, links {speed_in_words(self.speed)}{slow}: a "
+            f"step takes {took}{instead}: computing {parts[0]}, communicating {parts[1]}, of which "
+            f"{in_words(now.hidden, 'seconds')} are hidden. Shown close: {start} to {end}. "
+            "Durations modelled."
+        )
+
+    def footnote(self) -> str:
+        return (
+            f"{BATCH} x {LENGTH:,} tokens. FLOPs, bytes and order as compiled: {compiled_with()}; "
+            "durations modelled, none measured."
+        )
+
+
+def timeline_of(*, layout: str, speed: float, straggler: float, part: float) -> TimelineView:
+    """The step under a layout; `part` is where the close view begins, in percent of the step."""
+    by_speed = {each: _timeline(layout, each, straggler) for each in SPEEDS}
+    now, usual = by_speed[speed], _timeline(layout, 1.0, 1.0)
+    start = part / 100 * now.step_seconds * (1 - 1 / SHOWN)
+    return TimelineView(layout, straggler, now, speed, by_speed, usual.step_seconds, start)
+
+
+@functools.lru_cache(maxsize=256)
+def _timeline(layout: str, speed: float, straggler: float) -> Timeline:
+    return timeline(stored_work(layout), TOPOLOGY, link_speed=speed, straggler=straggler)
+
 
 LANES = {COMPUTE: "chip", STRAGGLER: "slow chip", LINK: "link"}
 COLOURS = {"nothing": "white", "forward": "#a8cfe8", "backward": "#2f7fb8", "update": "#e8c46a",
@@ -111,3 +199,40 @@ class SpeedsPlot(Plot):
                 x=seconds / longest + 0.02, text=in_words(seconds, "seconds"),
                 fontweight="bold" if is_chosen else "normal",
             )  # fmt: skip
+
+
+class TimelinePanel(Panel):
+    """A step compiled for TPUs, laid out in time: what would slower links or a slow chip cost?
+
+    Example:
+        >>> panel = TimelinePanel(layout="FSDP 16", speed=0.5)
+        >>> panel.view.now.step_seconds > panel.view.usual_seconds
+        True
+    """
+
+    title = "What does the link cost?"
+    figure_size = (9.6, 5.0)
+
+    layout = Choice("Layout", "FSDP 16", {name: name for name in STRATEGIES})
+    speed = Choice(
+        "Links", 1.0, {speed_in_words(speed): speed for speed in SPEEDS},
+        explanation="Speed of the links, as a share of the published one",
+    )  # fmt: skip
+    straggler = Number(
+        "Straggler", 1.0, low=1.0, high=3.0, step=0.1, is_continuous=False,
+        explanation="How many times as long one chip computes",
+    )  # fmt: skip
+    part = Number(
+        "Close view", 20.0, low=0.0, high=100.0, step=1.0,
+        explanation="Where it begins, in percent of the step",
+    )  # fmt: skip
+
+    def compute(self, **state: Any) -> TimelineView:
+        return timeline_of(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        return [
+            LanesPlot(figure.add_axes((0.085, 0.66, 0.9, 0.24)), is_close=False),
+            LanesPlot(figure.add_axes((0.085, 0.33, 0.9, 0.24)), is_close=True),
+            SpeedsPlot(figure.add_axes((0.115, 0.065, 0.87, 0.175))),
+        ]
