@@ -9,7 +9,7 @@ from yardstick import assert_quick
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab.planning import plan_view
+from toolkit.lab.planning import plan
 from toolkit.lab.planning.fits import SCHEMES, FitsPanel, _letters
 from toolkit.lab.planning.memory import ChipMemoryPanel
 from toolkit.lab.planning.plan import PlanPanel
@@ -94,6 +94,7 @@ def test_a_plan_that_does_not_fit_is_told():
 def test_a_search_is_shown_by_a_bar_and_a_setting_come_back_to_needs_none(monkeypatch):
     panel = PlanPanel(model="llama-3.2-1b", chips=8)
     seen = []
+    assert panel.page
     panel._bar.observe(lambda change: seen.append(change.new), names="value")
     panel.change(model="llama-3.2-3b", sequences=1)
     assert seen == sorted(seen)
@@ -101,7 +102,7 @@ def test_a_search_is_shown_by_a_bar_and_a_setting_come_back_to_needs_none(monkey
     assert panel._bar.layout.visibility == "hidden"
     panel.model = "llama-3.2-1b"
     searches = []
-    monkeypatch.setattr(plan_view, "searched", lambda *given, tell: searches.append(given))
+    monkeypatch.setattr(plan, "searched", lambda *given, tell: searches.append(given))
     panel.model = "llama-3.2-3b"
     assert searches == []
 
