@@ -9,7 +9,13 @@ from foreign_models import BATCH, MODELS, TIME, WIDTH
 from jax.sharding import PartitionSpec as P
 
 from toolkit.measure import collectives, program_cost
-from toolkit.parallel import layout, make_mesh, partitioned_train_step, sharded_train_step
+from toolkit.parallel import (
+    fully_sharded,
+    layout,
+    make_mesh,
+    partitioned_train_step,
+    sharded_train_step,
+)
 from toolkit.parallel.axes import axes_of
 
 DOUBLE = 1e-11
@@ -130,6 +136,52 @@ def test_a_cut_for_which_every_step_would_wait_is_none_of_tensor(mixes):
     assert rows["inside"].spec == (P() if mixes else P(None, "model"))
     if mixes:
         assert rows["mix"].reason.endswith("every step of a recurrence would communicate")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(32, 8, 8), *(pytest.param(one, marks=pytest.mark.slow) for one in ((16, 16, 16), (24, 24)))],
+)
+def test_of_a_fused_product_weights_change_devices_not_activations(sizes):
+    """In a loop over layers, with a bias; the control splits what is no product any more."""
+
+    def loss(p, batch, is_control=False):
+        def layer(x, p):
+            fused = x @ p["fused"] + p["bias"]
+            parts = jnp.split(jnp.tanh(fused) if is_control else fused, np.cumsum(sizes)[:-1], -1)
+            parts = parts if is_control else map(jnp.tanh, parts)
+            # The first part is gated by what the others add up to, unit by unit of a head.
+            first, *others = (y.reshape(*x.shape[:2], -1, 8) for y in parts)
+            others = sum(jnp.repeat(y, first.shape[2] // y.shape[2], 2) for y in others)
+            return x + (first * others).reshape(*x.shape[:2], -1) @ p["out"], None
+
+        return jnp.mean(jax.lax.scan(layer, batch, p)[0] ** 2)
+
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 4)
+        shapes = {"fused": (2, 16, sum(sizes)), "bias": (2, sum(sizes)), "out": (2, sizes[0], 16)}
+        params = {
+            name: jax.random.normal(key, shape, jnp.float64) / 4
+            for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+        }
+        batch = jax.random.normal(keys[3], (16, 32, 16), jnp.float64)
+        found = fully_sharded(params, make_mesh({"data": 4, "model": 2}), min_elements=0)
+        cuts = {"fused": P(None, "data", "model"), "out": P(None, "model", "data")}
+        for name, spec in cuts.items():
+            found = found.replace(name, spec, "heads")
+        state = found.apply((params, DESCENT.init(params)))
+        sent, wanted = {}, jax.grad(loss)(params, batch)
+        for make in (sharded_train_step, partitioned_train_step):
+            for is_control in (False, True):
+                step = make(lambda *a, c=is_control: loss(*a, is_control=c), DESCENT, found)
+                compiled = step.lower(*state, found.apply_batch(batch)).compile()
+                after, *_ = compiled(*state, found.apply_batch(batch))
+                for old, new, gradient in zip(
+                    *map(jax.tree.leaves, (params, after, wanted)), strict=True
+                ):
+                    np.testing.assert_allclose(old - new, gradient, atol=DOUBLE, rtol=0)
+                sent[is_control] = sum(one.total_bytes_sent for one in collectives(compiled))
+            assert sent[False] < 0.8 * sent[True]
 
 
 def stack_loss(params, batch):

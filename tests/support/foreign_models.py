@@ -367,9 +367,7 @@ def gpt2():
         **weights(9, wte=(WORDS, WIDTH), wpe=(TIME, WIDTH)),
         "h": [layer(i) for i in range(LAYERS)],
     }
-    # The parts of a fused projection change devices, forward and backward: the textbook sends .75
-    # of such a sum per layer by all-to-all, XLA for CPUs three times as much by permutes.
-    return Foreign(params, gpt2_loss, tokens(), 4 * LAYERS + 2 + 2.42 * LAYERS)
+    return Foreign(params, gpt2_loss, tokens(), 4 * LAYERS + 2)
 
 
 # A recurrent language model: a gated unit over time by lax.scan

@@ -78,7 +78,8 @@ from toolkit.parallel.sequences.groups import (
     plan_sequence_groups,
 )
 from toolkit.parallel.sequences.stream_backward import stream_backward, streamed_loss
-from toolkit.parallel.step import partitioned_train_step, sharded_train_step
+from toolkit.parallel.sharded_step import sharded_train_step
+from toolkit.parallel.step import partitioned_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
 from toolkit.parallel.tensor import (
     column_parallel,

@@ -25,6 +25,28 @@ def axes_of(spec: PartitionSpec) -> list[tuple[str, ...]]:
     ]
 
 
+def without(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
+    """The spec without some mesh axes."""
+    kept = [tuple(axis for axis in entry if axis not in axes) for entry in axes_of(spec)]
+    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
+
+
+def only(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
+    """The spec with no other mesh axes than these."""
+    kept = [tuple(axis for axis in entry if axis in axes) for entry in axes_of(spec)]
+    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
+
+
+def unshared(spec: PartitionSpec, finest: PartitionSpec, batch: tuple[str, ...]) -> PartitionSpec:
+    """The spec without the batch's axes where another axis cuts the same dimension.
+
+    There the pieces of the batch's axes are no neighbours: the compiler gathers these, mostly
+    biases.
+    """
+    is_shared = any({*batch} & {*axes} and {*axes} - {*batch} for axes in axes_of(finest))
+    return without(spec, batch) if is_shared else spec
+
+
 def check_auto_axes(mesh: Mesh) -> None:
     """ValueError for explicit axes: functions on whole arrays need auto axes."""
     if any(kind != AxisType.Auto for kind in mesh.axis_types):

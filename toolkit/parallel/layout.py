@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from toolkit.measure.tables import text_table
 from toolkit.parallel.axes import axes_of
 from toolkit.parallel.context.along import Along, attending
-from toolkit.parallel.first_use import holding
+from toolkit.parallel.dataflow.holding import holding
 
 STATES = ("weights", "gradient", "optimizer")
 

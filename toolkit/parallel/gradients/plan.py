@@ -16,8 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from toolkit.parallel.axes import axes_of, check_auto_axes
-from toolkit.parallel.first_use import only, unshared
+from toolkit.parallel.axes import axes_of, check_auto_axes, only, unshared
 from toolkit.parallel.gradients.buffers import Group, Leaf
 from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.messages import Messages, store

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from toolkit.parallel.first_use import unshared, without
+from toolkit.parallel.axes import unshared, without
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
 
 Weigh = Callable[[Any], Array]

@@ -2,9 +2,7 @@
 
 The traced loss is run again, equation by equation. A parameter of which devices hold shards stays
 a shard through calls and into loops over stacked layers, so that one layer is whole at a time, and
-is gathered before the first operation that reads it. After each product, what descends from the
-batch is held to the batch's devices; otherwise a compiler may gather activations instead of
-weights.
+is gathered before the first operation that reads it.
 
 Products of one array with several parameters that another axis cuts by columns, such as queries,
 keys and values, are one group: its gradient is summed over that axis once, as Megatron does.
@@ -13,27 +11,18 @@ keys and values, are one group: its gradient is summed over that axis once, as M
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
-from toolkit.parallel.axes import axes_of
-from toolkit.parallel.dataflow.loops import Loops
-from toolkit.parallel.dataflow.programs import (
-    CALLS,
-    REMATERIALISED,
-    inlined,
-    inner_program,
-    scan_counts,
-)
-from toolkit.parallel.shared_weights import Copies, copies_of, product_of_copies
-
-_PRODUCTS = ("dot_general", "conv_general_dilated", "gather", "ragged_dot", "ragged_dot_general")
+from toolkit.parallel.axes import axes_of, without
+from toolkit.parallel.dataflow.fused import parts_of_shard
+from toolkit.parallel.dataflow.programs import CALLS, REMATERIALISED, inner_program, scan_counts
+from toolkit.parallel.dataflow.shared_weights import Copies, copies_of, product_of_copies
 
 
 @jax.tree_util.register_dataclass
@@ -98,6 +87,8 @@ class FirstUse:
                 results = self._rematerialised(equation, inner, given)
             elif name == "scan":
                 results = self._scan(equation, given)
+            elif name == "split" and (parts := self._parts(equation, given[0])) is not None:
+                results = parts
             elif name == "convert_element_type" and isinstance(given[0], Copies):
                 results = [given[0].astype(equation.params["new_dtype"])]
             elif name == "convert_element_type" and isinstance(given[0], Shard):
@@ -134,6 +125,17 @@ class FirstUse:
             else x
             for x in values
         ]
+
+    def _parts(self, split: Any, shard: Any) -> list[Shard] | None:
+        """Shards of the parts of a weight whose columns another axis cuts."""
+        if not isinstance(shard, Shard):
+            return None
+        spec, axis = shard.inner_spec, split.params["axis"]
+        cut = dict(enumerate(axes_of(spec))).get(axis, ())
+        if not cut or {*cut} & {*self.batch}:
+            return None
+        parts = parts_of_shard(shard.value, cut, split, self.mesh)
+        return None if parts is None else [Shard(part, spec) for part in parts]
 
     def _of_copies(self, equation: Any, given: list[Any]) -> Array | None:
         """The product of shared weights with rows of the batch, device by device."""
@@ -255,99 +257,3 @@ def _evaluate(jaxpr: Jaxpr, equation: Any, values: list[Any]) -> list[Any]:
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
-
-
-def batch_dimensions(program: ClosedJaxpr, batch: Sequence[int], pieces: int) -> Callable:
-    """(variable) -> the dimension that descends from the first of the inputs `batch`, or None."""
-    loops = Loops(program, pieces)
-    roots = {loops.root((program.jaxpr.invars[place], 0)) for place in batch}
-
-    def dimension(variable: Var) -> int | None:
-        ranks = range(len(getattr(variable.aval, "shape", ())))
-        return next((atom for atom in ranks if loops.root((variable, atom)) in roots), None)
-
-    return dimension
-
-
-def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Callable) -> Callable:
-    """(params, ..., batch) -> what `function` returns, with activations held to the batch.
-
-    `specs_of(params)` gives the tree of specs. Where the batch's axes do not divide the batch, as
-    in an evaluation of a few rows, the function is left as it is.
-    """
-    pieces = 1
-    for axis in batch:
-        pieces *= mesh.shape[axis]
-
-    def constrain(x: Array, entries: Sequence[Any]) -> Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*entries)))
-
-    def gather(x: Array, spec: PartitionSpec) -> Array:
-        return constrain(x, [*without(spec, batch)])
-
-    def loss_of_shards(params: Any, *others: Any, **options: Any) -> Any:
-        rows = jax.tree.leaves(others[-1:])
-        shapes = [getattr(leaf, "shape", ()) for leaf in rows]
-        specs = jax.tree.leaves(specs_of(params), is_leaf=_is_spec)
-        is_cut = pieces > 1 or any(any(spec) for spec in specs)
-        if not is_cut or not shapes or any(not shape or shape[0] % pieces for shape in shapes):
-            return function(params, *others, **options)
-        traced = jax.make_jaxpr(partial(function, **options), return_shape=True)
-        program, shape = traced(params, *others)
-        program = inlined(program)
-        values = jax.tree.leaves((params, *others))
-        dimension = batch_dimensions(program, range(len(values) - len(rows), len(values)), pieces)
-
-        def keep(equation: Any, results: list[Any]) -> list[Any]:
-            if equation.primitive.name not in _PRODUCTS:
-                return results
-            found = [dimension(atom) for atom in equation.outvars]
-            free = PartitionSpec.UNCONSTRAINED
-            return [
-                x
-                if at is None
-                else constrain(x, [*[free] * at, batch, *[free] * (x.ndim - at - 1)])
-                for x, at in zip(results, found, strict=True)
-            ]
-
-        values[: len(specs)] = [
-            Shard(value, spec) if any(spec) else value
-            for value, spec in zip(values, specs, strict=False)
-        ]
-        results = FirstUse(gather, batch, keep, mesh, _is_not_constrained, dimension).run(
-            program, values
-        )
-        return jax.tree.unflatten(jax.tree.structure(shape), results)
-
-    return loss_of_shards
-
-
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, PartitionSpec)
-
-
-def _is_not_constrained(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A rematerialisation policy: weights are gathered again, and holding costs nothing."""
-    return primitive.name != "sharding_constraint"
-
-
-def without(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
-    """The spec without some mesh axes."""
-    kept = [tuple(axis for axis in entry if axis not in axes) for entry in axes_of(spec)]
-    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
-
-
-def only(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
-    """The spec with no other mesh axes than these."""
-    kept = [tuple(axis for axis in entry if axis in axes) for entry in axes_of(spec)]
-    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in kept))
-
-
-def unshared(spec: PartitionSpec, finest: PartitionSpec, batch: tuple[str, ...]) -> PartitionSpec:
-    """The spec without the batch's axes where another axis cuts the same dimension.
-
-    There the pieces of the batch's axes are no neighbours: the compiler gathers these, mostly
-    biases.
-    """
-    is_shared = any({*batch} & {*axes} and {*axes} - {*batch} for axes in axes_of(finest))
-    return without(spec, batch) if is_shared else spec
