@@ -121,14 +121,16 @@ def parts_of_shard(
     if devices == 1 or any(size % devices for size in sizes):
         return None
     unit = math.gcd(*(size // devices for size in sizes))
-    held = sum(sizes) // unit // devices  # pieces per device
+    own_pieces = sum(sizes) // unit // devices  # pieces per device
     starts = np.cumsum([0, *sizes]) // unit
-    stays = np.zeros((devices, held), np.int32)  # for each place of a device, where it has its own
+    stays = np.zeros(
+        (devices, own_pieces), np.int32
+    )  # for each place of a device, where it has its own
     rounds: list[dict[int, tuple[int, int, int]]] = []  # source -> target, and the places there
     filled = [0] * devices
     for start, size in zip(starts, sizes, strict=False):
         for piece in range(size // unit):
-            source, place = divmod(int(start) + piece, held)
+            source, place = divmod(int(start) + piece, own_pieces)
             target = piece // (size // unit // devices)
             filled[target] += 1
             if source == target:
@@ -146,10 +148,10 @@ def parts_of_shard(
     def exchange(own: Array) -> list[Array]:
         here = jax.lax.axis_index(axes)
         own = jnp.moveaxis(own, axis, 0)
-        pieces = own.reshape(held, unit, *own.shape[1:])
+        pieces = own.reshape(own_pieces, unit, *own.shape[1:])
         found = pieces[jnp.asarray(stays)[here]]
         for row in rounds:
-            left, right = np.zeros(devices, np.int32), np.full(devices, held)
+            left, right = np.zeros(devices, np.int32), np.full(devices, own_pieces)
             for source, (target, place, other) in row.items():
                 left[source], right[target] = place, other
             pairs = [(source, target) for source, (target, *_) in row.items()]
