@@ -300,7 +300,9 @@ def test_a_mean_is_known_by_its_program(mesh, name):
 @pytest.mark.parametrize(("got", "loss"), [(got, own) for got in OTHERS for own in OTHERS[got]])
 def test_a_loss_that_is_no_mean_of_its_parts_is_refused(mesh, got, loss):
     """Each device would have another loss than its share of the whole one."""
-    with pytest.raises(ValueError, match=f"loss_fn: got {got}; sharded_train_step wants"):
+    with pytest.raises(
+        ValueError, match=f"loss_fn: got {got}; wanted the mean of its rows, or part"
+    ):
         one_step(sharded_train_step, loss, mesh)
 
 

@@ -154,7 +154,8 @@ def sharded_train_step(
             for name in STATES
         )
         whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-        check_is_mean(loss_fn, (whole,), batch, devices)
+        remedy = ", or partitioned_train_step, which takes any"
+        check_is_mean(loss_fn, (whole,), batch, devices, remedy=remedy)
         is_kept = _is_not_gathered if plan is None else _is_not_exchanged
 
         def loss_of_shards(shards: Params, local_batch: Batch, *key: Array) -> Float[Array, ""]:

@@ -112,7 +112,7 @@ def make_update(
         if weigh is None:
             parts = passes * (1 if exchange is None else exchange.replicas)
             given = state.params, state.model_state
-            check_is_mean(loss_of, given, batch, parts, allows_mixed=True)
+            check_is_mean(loss_of, given, batch, parts, remedy=", or weigh=", allows_mixed=True)
         scale = loss_scale_of(state.optimizer_state)
         model_state, exchange_state = state.model_state, state.exchange_state
         if by_exchange is None:

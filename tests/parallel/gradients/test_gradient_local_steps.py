@@ -176,6 +176,8 @@ def test_zeroth_order_replicas_send_one_number_and_stay_equal():
     mesh = make_mesh({"data": DEVICES})
     step = zeroth_order_step(loss, mesh, rate=0.02, epsilon=1e-3)
     w, x = params(), batches(1)[0]
+    with pytest.raises(ValueError, match="loss_fn: got a sum over the batch; wanted the mean"):
+        zeroth_order_step(lambda w, x: len(x) * loss(w, x), mesh)(w, x, 0)
     compiled = step.lower(w, x, 0).compile()
     assert sum(each.total_bytes_sent for each in collectives(compiled)) == 7.0
     first, slope = step(w, x, 0)

@@ -42,12 +42,18 @@ _ZERO = Kind("zero")  # which may be added to anything
 
 
 def check_is_mean(
-    loss_fn: Callable, given: Sequence[Any], batch: Any, parts: int, *, allows_mixed: bool = False
+    loss_fn: Callable,
+    given: Sequence[Any],
+    batch: Any,
+    parts: int,
+    *,
+    remedy: str = "",
+    allows_mixed: bool = False,
 ) -> None:
     """Check that the loss of a batch is the mean of the losses of so many parts of it.
 
-    `loss_fn` is (*given, batch) -> loss, or a tuple that begins with it. With `allows_mixed` each
-    part may have statistics of its own, as microbatches do.
+    `loss_fn` is (*given, batch) -> loss, or a tuple that begins with it. `remedy` ends the message.
+    With `allows_mixed` each part may have statistics of its own, as microbatches do.
     """
     sizes = [jax.numpy.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)]
     if parts == 1 or any(not size or size[0] % parts for size in sizes):
@@ -74,13 +80,9 @@ def check_is_mean(
     kind = pair.run(part.jaxpr, whole.jaxpr, [*consts, *kinds])[0]
     if kind in (Kind("total", -1), _EVEN, _ZERO) or (kind == _MIXED and allows_mixed):
         return
-    got = {"total": "a sum over the batch", "ratio": "a mean whose weights depend on the batch"}
-    wanted = "accumulate and exchange want the mean of its rows, or weigh="
-    if not allows_mixed:
-        wanted = "sharded_train_step wants the mean of its rows; partitioned_train_step takes any"
-    raise ValueError(
-        f"loss_fn: got {got.get(kind.name, 'a loss that mixes rows of the batch')}; {wanted}"
-    )
+    names = {"total": "a sum over the batch", "ratio": "a mean whose weights depend on the batch"}
+    got = names.get(kind.name, "a loss that mixes rows of the batch")
+    raise ValueError(f"loss_fn: got {got}; wanted the mean of its rows{remedy}")
 
 
 class _Pair:

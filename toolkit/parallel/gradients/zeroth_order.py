@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from toolkit._checks import checked
 from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.dataflow.reductions import check_is_mean
 
 
 @checked
@@ -75,12 +76,17 @@ def zeroth_order_step(
         return moved(params, step, -rate * slope), slope
 
     whole = PartitionSpec()
-    return jax.jit(
-        jax.shard_map(
-            on_each_device,
-            mesh=mesh,
-            in_specs=(whole, PartitionSpec(axis), whole),
-            out_specs=(whole, whole),
-            check_vma=False,
-        )
+    run = jax.shard_map(
+        on_each_device,
+        mesh=mesh,
+        in_specs=(whole, PartitionSpec(axis), whole),
+        out_specs=(whole, whole),
+        check_vma=False,
     )
+
+    @jax.jit
+    def update(params: Any, batch: Any, step: Array) -> tuple[Any, Array]:
+        check_is_mean(loss_fn, (params,), batch, mesh.shape[axis])
+        return run(params, batch, step)
+
+    return update
