@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from toolkit.measure import collectives
-from toolkit.parallel import layout, make_mesh, sharded_train_step
+from toolkit.parallel import layout, make_mesh, partitioned_train_step, sharded_train_step
 from toolkit.parallel.gradients import Exchange, ExchangePlan
 from toolkit.training import FitOptions, Recipe, fit, prepare
 
@@ -105,6 +105,48 @@ def test_the_explicit_step_with_exact_messages_is_the_step_without(axes, scheme,
     close(exchanged[3], plain[2])
     step(*exchanged[:3], given)
     assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize("memory", ["none", pytest.param("error_feedback", marks=pytest.mark.slow)])
+def test_the_compilers_step_takes_an_exchange_beside_tensor_axes(memory):
+    found = placed({"data": 4, "model": 2}, "data+tensor", loss_fn=loss, batch=batch())
+    exchange = Exchange("float32", "scatter_gather", memory, dense_below=64)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    arguments = found.apply((params(), optimizer.init(params())))
+    given, plan = found.apply_batch(batch()), ExchangePlan(exchange, found)
+    plain = partitioned_train_step(loss, optimizer, found)(*arguments, given)
+    step = partitioned_train_step(loss, optimizer, found, exchange=exchange)
+    exchanged = step(*arguments, plan.init(), given)
+    close(exchanged[0], plain[0])
+    close(exchanged[3], plain[2])
+    step(*exchanged[:3], given)
+    assert step._cache_size() == 1
+    few = partitioned_train_step(
+        loss, optimizer, found, exchange=dataclasses.replace(exchange, compressor="int4=32")
+    )
+    kinds = {each.kind for each in sent(few, *arguments, plan.init(), given)[1]}
+    assert "all-to-all" in kinds
+
+
+def test_a_second_copy_within_the_node_is_the_hierarchical_scheme():
+    """hpZ: the same update as ZeRO-3; across nodes weights are gathered once per step, not twice,
+    for 1 / (devices of a node) of the weights more memory."""
+    optimizer, gathered, updated, kept = optax.sgd(0.1, momentum=0.9), {}, {}, {}
+    axes = {"node": 2, "gpu": 4}
+    for scheme, options in (
+        ("zero3", {}),
+        ("hierarchical", {"degrees": {"weights": 4, "gradient": 8, "optimizer": 8}}),
+    ):
+        found = placed(axes, scheme, **options)
+        arguments = *found.apply((params(), optimizer.init(params()))), found.apply_batch(batch())
+        step = sharded_train_step(loss, optimizer, found)
+        updated[scheme] = step(*arguments)[0]
+        kept[scheme] = arguments[0]["up"].addressable_shards[0].data.size
+        far = [each for each in sent(step, *arguments)[1] if each.kind == "all-gather"]
+        gathered[scheme] = sum(each.total_bytes_sent for each in far if each.group_size != 4)
+    close(updated["hierarchical"], updated["zero3"])
+    assert kept == {"zero3": 48 * 1024 // 8, "hierarchical": 48 * 1024 // 4}
+    assert gathered["hierarchical"] < gathered["zero3"] / 2
 
 
 def test_without_an_exchange_the_program_is_the_same_to_the_letter():

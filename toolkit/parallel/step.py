@@ -17,6 +17,9 @@ from jaxtyping import Array, Float
 
 from toolkit._checks import checked
 from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.gradients.exchange import Exchange
+from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
+from toolkit.parallel.gradients.replicas import exchanged_gradient
 from toolkit.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ def partitioned_train_step(
     layout: Layout,
     *,
     donate: bool = False,
+    exchange: Exchange | None = None,
 ) -> Callable:
     """Make a train step whose communication the compiler chooses (jit with shardings).
 
@@ -45,10 +49,14 @@ def partitioned_train_step(
         optimizer: an optax transformation.
         layout: shardings of parameters (and with them the optimiser's moments) and batch.
         donate: update params and optimizer_state in place, which consumes the arrays passed in.
+        exchange: how the gradients of the replicas, each of its part of the batch, become their
+            mean; the loss is then a mean over the batch.
 
     Returns:
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss). Its
-        arguments must be placed by `layout.apply` and `layout.apply_batch`.
+        arguments must be placed by `layout.apply` and `layout.apply_batch`. With an exchange,
+        (params, optimizer_state, exchange_state, batch) -> (params, optimizer_state,
+        exchange_state, loss), from `ExchangePlan(exchange, layout).init()`.
 
     Cost: The loss's forward and backward passes on 1/N of the batch, and the collectives that the
         compiler chooses.
@@ -74,7 +82,23 @@ def partitioned_train_step(
         )
         return *updated(optimizer, layout, params, optimizer_state, gradients), loss
 
-    return jax.jit(step, donate_argnums=(0, 1) if donate else ())
+    if exchange is None:
+        return jax.jit(step, donate_argnums=(0, 1) if donate else ())
+
+    def gradient(params: Params, model_state: None, part: Batch, scale: None) -> tuple:
+        loss, gradients = jax.value_and_grad(loss_fn)(params, part)
+        return loss, model_state, gradients
+
+    by_exchange = exchanged_gradient(gradient, ExchangePlan(exchange, layout), None)
+
+    def exchanging_step(
+        params: Params, optimizer_state: Any, state: ExchangeState, batch: Batch
+    ) -> tuple[Params, Any, ExchangeState, Array]:
+        params = jax.lax.with_sharding_constraint(params, layout.shardings(params))
+        loss, gradients, state = by_exchange(params, batch, None, state)
+        return *updated(optimizer, layout, params, optimizer_state, gradients), state, loss
+
+    return jax.jit(exchanging_step, donate_argnums=(0, 1, 2) if donate else ())
 
 
 def updated(

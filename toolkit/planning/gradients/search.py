@@ -126,7 +126,11 @@ def _undominated(states: np.ndarray) -> list[int]:
 
 @checked
 def greedy_exchanges(
-    ready: Sequence[float], options: Sequence[Option], sizes: Sequence[float]
+    ready: Sequence[float],
+    options: Sequence[Option],
+    sizes: Sequence[float],
+    *,
+    decisions: int | None = None,
 ) -> Schedule:
     """Espresso's greedy search: tensors one after the other, the largest first.
 
@@ -138,6 +142,7 @@ def greedy_exchanges(
         ready: as for `best_exchanges`.
         options: the first is the one to begin with.
         sizes: numbers of each tensor, by which they are ordered.
+        decisions: stop after so many tensors; None: when no tensor is left.
 
     Returns:
         A `Schedule`, of tensors by themselves.
@@ -157,7 +162,7 @@ def greedy_exchanges(
         raise ValueError(f"sizes: got {len(sizes)} for {len(ready)} tensors")
     chosen = [options[0]] * len(ready)
     left = set(range(len(ready)))
-    while left:
+    for _ in range(len(ready) if decisions is None else decisions):
         left -= set(range(_last_bubble(one_by_one(ready, chosen))))
         if not left:
             break
