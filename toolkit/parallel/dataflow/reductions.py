@@ -133,7 +133,13 @@ class _Pair:
         if name in _SAME:
             return given
         if name == "scan":
-            return self._scan(part, whole, given)
+            ours, theirs = (each.params["jaxpr"].jaxpr for each in (part, whole))
+            is_over_rows = part.params["length"] != whole.params["length"]
+            return self._loop(ours, theirs, given, *scan_counts(whole, theirs), is_over_rows)
+        if name == "while":
+            ours, theirs = (each.params["body_jaxpr"].jaxpr for each in (part, whole))
+            given, fixed = given[whole.params["cond_nconsts"] :], whole.params["body_nconsts"]
+            return self._loop(ours, theirs, given, fixed, count, False)
         if name == "cond":  # its branches are ways to one result, whatever chooses
             both = zip(part.params["branches"], whole.params["branches"], strict=True)
             found = [self.run(a.jaxpr, b.jaxpr, given[1:]) for a, b in both]
@@ -187,26 +193,37 @@ class _Pair:
             return None
         return tuple(at for at, (a, b) in enumerate(sizes) if a != b)
 
-    def _scan(self, part: Any, whole: Any, given: list[Kind]) -> list[Kind]:
-        ours, theirs = part.params["jaxpr"].jaxpr, whole.params["jaxpr"].jaxpr
-        constants, carries = scan_counts(whole, theirs)
-        fixed, carried, scanned = (
-            given[:constants],
-            given[constants : constants + carries],
-            given[constants + carries :],
+    def _loop(
+        self,
+        part: Jaxpr,
+        whole: Jaxpr,
+        given: list[Kind],
+        fixed: int,
+        carries: int,
+        is_over_rows: bool,
+    ) -> list[Kind]:
+        first, carried, rest = (
+            given[:fixed],
+            given[fixed : fixed + carries],
+            given[fixed + carries :],
         )
-        is_over_rows = part.params["length"] != whole.params["length"]
         if is_over_rows:
             carried = [Kind("total") if kind == _ZERO else kind for kind in carried]
         while True:
-            found = self.run(ours, theirs, [*fixed, *carried, *scanned])
+            found = self.run(part, whole, [*first, *carried, *rest])
             after = [_joined(pair) for pair in zip(carried, found[:carries], strict=True)]
-            if after != carried:
-                carried = after
-                continue
-            if is_over_rows:  # what a row leaves to the next
-                after = [_MIXED if kind.name == "rows" else kind for kind in after]
-            return [*after, *found[carries:]]
+            if after == carried:
+                break
+            carried = after
+        if (
+            is_over_rows
+        ):  # what a row leaves to the next is a sum, or unknown unless it is as it was
+            inside = zip(carried, whole.invars[fixed:], whole.outvars, strict=False)
+            carried = [
+                kind if kind.name == "total" or before is after else _MIXED
+                for kind, before, after in inside
+            ]
+        return [*carried, *found[carries:]]
 
 
 def _is_elementwise(equation: Any, cut: tuple[int, ...]) -> bool:
