@@ -61,24 +61,25 @@ def short_convolution(
         >>> y[0, :, 0].tolist(), state.tolist()
         ([0.0, 1.0, 12.0, 23.0], [[[3.0]]])
     """
-    taps, time = kernel.shape[0], x.shape[1]
+    taps = kernel.shape[0]
     if initial_state is not None and initial_state.shape[1] != taps - 1:
         raise ValueError(
             f"the state must hold {taps - 1} inputs, one fewer than the kernel has taps; "
             f"got {initial_state.shape[1]}."
         )
-    padded = _after(initial_state, x, taps - 1)
-    segment_ids = None if segment_ids is None else run_numbers(segment_ids)
     if segment_ids is None:
+        padded = _after(initial_state, x, taps - 1)
         # Zeros that vary like both: a hand-written gradient needs one set of `shard_map` axes.
         zero = jnp.zeros_like(padded, shape=()) + jnp.zeros_like(kernel, shape=())
         (y,) = _convolve((padded + zero, kernel + zero), ())
+        state = _last(padded, taps - 1, None)
     else:
+        how = {"initial_state": initial_state, "segment_ids": segment_ids}
+        past, state = tokens_before(x, taps - 1, **how)
         y = x * kernel[-1, None, None]
-        for lag in range(1, taps):
-            past = padded[:, taps - 1 - lag :][:, :time]
-            y += _same_document(past, segment_ids, lag) * kernel[-1 - lag, None, None]
-    return y if bias is None else y + bias[None, None], _last(padded, taps - 1, segment_ids)
+        for lag, earlier in enumerate(past, start=1):
+            y += earlier * kernel[-1 - lag, None, None]
+    return y if bias is None else y + bias[None, None], state
 
 
 @checked
@@ -112,12 +113,24 @@ def token_before(
     segment_ids: SegmentIds | None = None,
 ) -> tuple[Float[Array, "batch time channels"], Float[Array, "batch 1 channels"]]:
     """RWKV's token shift, x_{t-1} at every t or zero before a document, and the new state."""
-    padded = _after(initial_state, x, 1)
-    past = padded[:, :-1]
-    segment_ids = None if segment_ids is None else run_numbers(segment_ids)
+    (past,), state = tokens_before(x, 1, initial_state=initial_state, segment_ids=segment_ids)
+    return past, state
+
+
+def tokens_before(
+    x: Float[Array, "batch time channels"],
+    count: int,
+    *,
+    initial_state: Float[Array, "batch past channels"] | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> tuple[list[Float[Array, "batch time channels"]], Float[Array, "batch past channels"]]:
+    """x_{t-1}, ..., x_{t-count} at every t, zero before a document, and the new state."""
+    padded, time = _after(initial_state, x, count), x.shape[1]
+    past = [padded[:, count - lag :][:, :time] for lag in range(1, count + 1)]
     if segment_ids is not None:
-        past = _same_document(past, segment_ids, 1)
-    return past, _last(padded, 1, segment_ids)
+        segment_ids = run_numbers(segment_ids)
+        past = [_same_document(x, segment_ids, lag) for lag, x in enumerate(past, start=1)]
+    return past, _last(padded, count, segment_ids)
 
 
 def _after(state, x, past):

@@ -15,7 +15,8 @@ Experts (`mixture.py`)
     mixture                the chosen experts on their tokens; no token is dropped
     mixture_reference      the equation, token by token
     shared_expert          the expert that every token passes, and its gate
-    silu_gate, clamped_gate, clamped_silu_gate, squared_relu
+    silu_gate, clamped_gate, clamped_silu_gate, capped_silu_gate,
+    squared_relu
                               activations, by name in ACTIVATIONS
     WITHOUT_GATE           the activations of experts that have no gate
     products.py, blocks.py    the forms that `implementation` names
@@ -44,6 +45,7 @@ from toolkit.experts.losses import (
 from toolkit.experts.mixture import (
     ACTIVATIONS,
     WITHOUT_GATE,
+    capped_silu_gate,
     clamped_gate,
     clamped_silu_gate,
     mixture,
@@ -63,6 +65,7 @@ __all__ = [
     "Routing",
     "RoutingStatistics",
     "balance_loss",
+    "capped_silu_gate",
     "clamped_gate",
     "clamped_silu_gate",
     "expert_loads",

@@ -91,6 +91,31 @@ def clamped_silu_gate(
 
 
 @checked
+def capped_silu_gate(
+    gate: Float[Array, "*tokens hidden"], up: Float[Array, "*tokens hidden"]
+) -> Float[Array, "*tokens hidden"]:
+    """The gate of Inkling-2: that of SwiGLU with soft caps on both factors of the sigmoid.
+
+        h = 4 tanh(gate / 4) sigmoid(gate) 25 tanh(up / 25)
+
+    Args:
+        gate: [..., hidden].
+        up: [..., hidden].
+
+    Returns:
+        [..., hidden].
+
+    Source: Inkling-2, its modelling file and configuration in Hugging Face transformers
+        (mlp_gate_softcap, mlp_up_softcap).
+
+    Example:
+        >>> round(float(capped_silu_gate(jnp.array([1e9]), jnp.array([1e9]))[0]), 3)
+        100.0
+    """
+    return 4.0 * jnp.tanh(gate / 4.0) * jax.nn.sigmoid(gate) * 25.0 * jnp.tanh(up / 25.0)
+
+
+@checked
 def squared_relu(up: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hidden"]:
     """The activation of Nemotron's experts, which have no gate: relu(up)^2.
 
@@ -112,6 +137,7 @@ def squared_relu(up: Float[Array, "*tokens hidden"]) -> Float[Array, "*tokens hi
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": silu_gate, "clamped": clamped_gate, "clamped_silu": clamped_silu_gate,
+    "capped_silu": capped_silu_gate,
     "relu2": squared_relu,
 }  # fmt: skip
 """Activations of experts by name."""

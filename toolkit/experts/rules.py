@@ -75,6 +75,9 @@ ROUTERS: Registry[Router] = Registry(
         "deepseek_v4": _like_v3(
             "DeepSeek-V4 technical report, 2026", scores="sqrtsoftplus", scale=1.5
         )._replace(activation="clamped_silu"),
+        "inkling2_loop": _like_v3(
+            "Inkling-2, 2026, its modelling file in transformers", scale=8.0
+        )._replace(shared="none", activation="capped_silu"),
         "kimi_k2": _like_v3("Kimi K2, 2025, arXiv:2507.20534", scale=2.827),
         "kimi_linear": _like_v3("Kimi Linear, 2025, arXiv:2510.26692", scale=2.446),
         "glm4_moe": _like_v3("GLM-4.5, 2025, arXiv:2508.06471"),

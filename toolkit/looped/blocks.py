@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.experts import routing_statistics
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
-from toolkit.looped.layers import norm_layer
+from toolkit.looped.layers import SeparateNorms, norm_layer
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.mixing.streaming import is_streaming, stream_block
@@ -75,6 +75,8 @@ class Block(nnx.Module):
             return norm_layer(config.norm, width, **how) if is_wanted else nnx.data(None)
 
         self.mixer_norm = norm(config.pre_norm)
+        if self.mixer.reads_separately and config.pre_norm:
+            self.mixer_norm = SeparateNorms(lambda: norm(True))
         is_fed = self.is_fed = feed_forward != "none"
         self.feed_forward_norm = norm(is_fed and config.pre_norm and not config.shared_norm)
         self.mixer_end_norm = norm(config.sandwich_norm)
@@ -87,6 +89,7 @@ class Block(nnx.Module):
         self.stream_scale, self.carries_norm = config.stream_scale, config.carry_norm
         is_connected = config.streams is not None or config.attention_residual is not None
         where = {"stack": stack, "place": place, "is_last": is_last, "is_fed": is_fed}
+        where["queries"] = 3 if self.mixer.reads_separately else 1
         self.connections: Any = (
             Connections(config, rngs=rngs, **where) if is_connected else nnx.data(None)
         )
@@ -125,7 +128,8 @@ class Block(nnx.Module):
         how = {"segment_ids": segment_ids, "positions": positions, **shared}
         how |= _tokens_for(self.mixer, tokens)
         mixed, cache = self.mix(read, cache=cache, window=window, **how)
-        out, routing = self._finish(h, mixed, tokens, is_ladder=behind is not None)
+        fed = {"is_ladder": behind is not None, "segment_ids": segment_ids}
+        out, routing, cache = self._finish(h, mixed, tokens, cache, **fed)
         if return_routing:
             return out, _statistics(routing)
         return out, cache
@@ -164,14 +168,16 @@ class Block(nnx.Module):
         if own.gates is not None:
             read = own.gates.of_feed_forward(read, *messages)
         norm = self.feed_forward_norm
-        how = _tokens_for(self.feed_forward, tokens)
-        fed, routing = self.feed_forward.routed(read if norm is None else norm(read), **how)
+        segment_ids = None if is_step else how["segment_ids"]
+        fed, routing, cache = self._fed(read, norm, tokens, cache, segment_ids)
         return write(self._ended(fed, self.feed_forward_end_norm)), cache, routing
 
     def mixer_input(self, h: Any) -> Any:
         """What the mixer reads of the stream."""
         if self.mixer_norm is None:
             return h
+        if isinstance(self.mixer_norm, SeparateNorms):
+            return Separate(*self.mixer_norm(*(h if isinstance(h, Separate) else (h, h, h))))
         return Separate(*map(self.mixer_norm, h)) if isinstance(h, Separate) else self.mixer_norm(h)
 
     def mix(
@@ -209,24 +215,36 @@ class Block(nnx.Module):
         read = self.mixer_input(h if behind is None else behind)
         how = {**_only_if_given(window), **_tokens_for(self.mixer, tokens), **shared}
         mixed, cache = self.mixer.step(read, cache, **how)
-        return self._finish(h, mixed, tokens, is_ladder=behind is not None)[0], cache
+        out, _, cache = self._finish(h, mixed, tokens, cache, is_ladder=behind is not None)
+        return out, cache
 
     def finish(self, h: Array, mixed: Array, *, is_ladder: bool = False) -> Any:
         """The second half: add the mixer's output to the stream and apply the feed-forward
         layer."""
-        return self._finish(h, mixed, None, is_ladder=is_ladder)[0]
+        if self.mixer.follows_feed_forward:
+            raise ValueError(
+                f"{self.mixer.word!r} layers follow the feed-forward layer; call the block whole."
+            )
+        return self._finish(h, mixed, None, None, is_ladder=is_ladder)[0]
 
-    def _finish(self, h, mixed, tokens, *, is_ladder):
+    def _fed(self, read, norm, tokens, cache, segment_ids):
+        """The feed-forward layer's output, its router's decisions, and the mixer's cache."""
+        how = _tokens_for(self.feed_forward, tokens)
+        fed, routing = self.feed_forward.routed(read if norm is None else norm(read), **how)
+        if self.mixer.follows_feed_forward:
+            fed, cache = self.mixer.after_feed_forward(fed, cache, segment_ids)
+        return fed, routing, cache
+
+    def _finish(self, h, mixed, tokens, cache, *, is_ladder, segment_ids=None):
         before = h
         h = self._added(self._stream(h, self.mixer_norm), mixed, self.mixer_end_norm)
         if not self.is_fed:
-            return ((h, before) if is_ladder else h), None
+            return ((h, before) if is_ladder else h), None, cache
         read = before if is_ladder or self.is_parallel else h
         norm = self.mixer_norm if self.has_one_norm else self.feed_forward_norm
-        how = _tokens_for(self.feed_forward, tokens)
-        fed, routing = self.feed_forward.routed(read if norm is None else norm(read), **how)
+        fed, routing, cache = self._fed(read, norm, tokens, cache, segment_ids)
         out = self._added(self._stream(h, norm), fed, self.feed_forward_end_norm)
-        return ((out, h) if is_ladder else out), routing
+        return ((out, h) if is_ladder else out), routing, cache
 
     def _stream(self, h, norm):
         h = norm(h) if self.carries_norm else h

@@ -68,6 +68,17 @@ def normalised(x: Float[Array, "... width"], epsilon: float) -> Float[Array, "..
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
+class SeparateNorms(nnx.Module):
+    """A norm each of what queries, keys and values are made of."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self.query, self.key, self.value = make(), make(), make()
+
+    def __call__(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        """The three normalised."""
+        return self.query(query), self.key(key), self.value(value)
+
+
 class Embedding(nnx.Embed):
     """A table of tokens whose rows are multiplied by `scale` when they are looked up, and then
     normalised if there is a `norm`."""

@@ -49,6 +49,8 @@ def parameter_count(config: LoopedConfig) -> int:
         for (word, later), count in places.items()
     )
     blocks += sum(_fed(config, config.feed_forward_words, is_active=False))
+    separate = sum(LAYERS[word].reads_separately for own in stacks for word in own)
+    blocks += 2 * each * config.pre_norm * separate
     without = config.pre_norm - config.shared_norm + config.sandwich_norm
     blocks -= config.feed_forward_words.count("none") * without * each
     per_loop = config.residual_gate + config.loop_embedding + (config.recursion is not None)
@@ -74,11 +76,17 @@ def _connections(config: LoopedConfig) -> int:
         mixed = (2 + streams) * streams
         each = (streams * width + 1) * mixed + 3
         return (layers + fed) * each + stacks * ((streams * width + 1) * streams + 1)
+    stacks = [config.prelude_layers, config.layers, config.coda_layers]
+    reading = [
+        own if stack and config.message_rank else own[1:] for stack, own in enumerate(stacks)
+    ]
+    width_of_three = 2 * width * sum(LAYERS[w].reads_separately for own in reading for w in own)
     if config.message_rank is None:
         stacks = 1 + bool(config.prelude) + bool(config.coda)
-        return (layers + fed) * width  # the first layer of a stack reads it, its end has a query
+        total = (layers + fed) * width + width_of_three
+        return total  # the first layer of a stack reads it, its end has a query
     gates = 4 * len(config.layers) * (4 * width * config.message_rank + width)
-    return (layers + fed) * width + gates
+    return (layers + fed) * width + width_of_three + gates
 
 
 def layer_parameters(word: str, config: LoopedConfig, *, is_first: bool = True) -> int:

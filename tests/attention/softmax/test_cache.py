@@ -80,15 +80,17 @@ def test_steps_with_every_option_equal_the_reference(sliding_window):
         options = {
             "logits_soft_cap": 2.0,
             "alibi_slopes": jnp.asarray([0.5, 0.25, 0.1, 0.0]),
-            "sinks": jnp.asarray([0.3, -1.0, 2.0, 0.0]),
             "sliding_window": sliding_window,
             "return_residual": True,
         }
-        wanted, _, wanted_residual = reference(*inputs, **options)
+        more = jnp.asarray(np.random.default_rng(5).normal(size=(2, 19, 4, 9)))
+        tokens = {"relative_bias": more[..., 1:], "sinks": more[..., 0]}
+        wanted, _, wanted_residual = reference(*inputs, **tokens, **options)
         step = jax.jit(partial(softmax_attention_step, **options))
         cache = empty(19 if sliding_window is None else 7, jnp.float64)
         for time in range(19):
-            out, cache, residual = step(*(array[:, time] for array in inputs), cache)
+            own = {name: array[:, time] for name, array in tokens.items()}
+            out, cache, residual = step(*(array[:, time] for array in inputs), cache, **own)
             np.testing.assert_allclose(out, wanted[:, time], atol=FLOAT64_TOLERANCE)
             np.testing.assert_allclose(residual, wanted_residual[:, time], atol=FLOAT64_TOLERANCE)
 
@@ -117,6 +119,9 @@ def test_documents_in_a_cache_equal_the_reference(sliding_window):
     for seed, segment_ids in enumerate(map(jnp.asarray, documents)):
         arrays, options = draw(segment_ids.shape[1], seed=seed), {"sliding_window": sliding_window}
         options |= {"segment_ids": segment_ids}
+        more = np.random.default_rng(seed).normal(size=(2, segment_ids.shape[1], 4, 6))
+        more = jnp.asarray(more, jnp.float32)
+        options |= {"relative_bias": more[..., 1:], "sinks": more[..., 0]}
         out, cache = softmax_attention(*arrays, initial_state=cache, **options)
         wanted, wanted_cache = softmax_attention_reference(
             *arrays, initial_state=wanted_cache, **options

@@ -53,7 +53,10 @@ def calls(draw):
         options["mask"] = numbers(seed + 2, *mask) > -0.5
     for number, name in enumerate(("alibi_slopes", "sinks")):
         if draw(st.booleans()):
-            arrays[name] = numbers(seed + 3 + number, HEADS)
+            by_query = draw(st.booleans()) and name == "sinks"
+            arrays[name] = numbers(seed + 3 + number, *((BATCH, time) * by_query), HEADS)
+    if draw(st.booleans()):
+        arrays["relative_bias"] = numbers(seed + 8, BATCH, time, HEADS, 6)
     if draw(st.booleans()):
         options["logits_soft_cap"] = 1.5
     if draw(st.booleans()):
@@ -129,7 +132,8 @@ def everything(time, keys, key_heads=2):
         "v": numbers(2, BATCH, keys, key_heads, VALUE),
         "bias": numbers(3, 1, HEADS, 1, keys),
         "alibi_slopes": numbers(4, HEADS),
-        "sinks": numbers(5, HEADS),
+        "sinks": numbers(5, BATCH, time, HEADS),
+        "relative_bias": numbers(7, BATCH, time, HEADS, 9),
     }
     options = {
         "mask": numbers(6, BATCH, 1, time, keys) > -1,

@@ -39,7 +39,7 @@ from toolkit.attention._shapes import TOKENS, Query, SegmentIds, SharedKey, Shar
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.rounding import NumberFormat, calibrated, floats, stored
-from toolkit.attention.softmax.scores import Options, capped, checked_cap, window_of
+from toolkit.attention.softmax.scores import Options, at_ages, capped, checked_cap, window_of
 
 
 @jax.tree_util.register_dataclass
@@ -149,13 +149,14 @@ def softmax_attention_step(
     sliding_window: TokenCount | None = None,
     logits_soft_cap: Annotated[float, Known()] | None = None,
     alibi_slopes: Float[Array, "heads"] | None = None,
-    sinks: Float[Array, "heads"] | None = None,
+    relative_bias: Float[Array, "batch heads distances"] | None = None,
+    sinks: Float[Array, "heads"] | Float[Array, "batch heads"] | None = None,
     return_residual: bool = False,
 ) -> tuple[Any, ...]:
     """Append one token to the cache and attend to all tokens in it.
 
         o_t = sum_{i <= t} softmax_i(s_ti) v_i
-        s_ti = c tanh(scale q_t . k_i / c) - slope (t - i)
+        s_ti = c tanh(scale q_t . k_i / c) + relative_bias_t,t-i - slope (t - i)
 
     Arguments as `softmax_attention`, without the time axis; `cache` holds the tokens before this
     one. Values in slots without a token never show in the output, even NaN.
@@ -181,7 +182,7 @@ def softmax_attention_step(
     check_room_of(cache, 1, sliding_window)
     q_t, scale = fixed_scale(q_t, scale)
     options = Options(scale, checked_cap(logits_soft_cap))
-    tokens = q_t, k_t, v_t, alibi_slopes, sinks
+    tokens = q_t, k_t, v_t, alibi_slopes, relative_bias, sinks
     window = window_of(True, sliding_window)
     out, residual, cache = _step(*tokens, cache, options=options, window=window)
     return (out, cache, residual) if return_residual else (out, cache)
@@ -192,10 +193,13 @@ def softmax_attention_step(
 def _step(*arrays, **how):
     *tokens, cache = arrays
     step = partial(_step_share, **how)
-    return cut_as_arrays_are(step, tokens, cache, heads=(1, 1, 1, 0, 0), heads_out=(1, 1))
+    sinks = tokens[-1]
+    of_sinks = 0 if sinks is None else sinks.ndim - 1
+    heads = (1, 1, 1, 0, 1, of_sinks)
+    return cut_as_arrays_are(step, tokens, cache, heads=heads, heads_out=(1, 1))
 
 
-def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options, window):
+def _step_share(q_t, k_t, v_t, alibi_slopes, relative_bias, sinks, cache, *, options, window):
     batch, heads, key_size = q_t.shape
     key_heads = k_t.shape[1]
     length, capacity, is_ring = cache.length, cache.capacity, window[0] is not None
@@ -216,10 +220,15 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options, window):
     if alibi_slopes is not None:
         slopes = alibi_slopes.astype(accumulator(q_t.dtype)).reshape(1, *q_t.shape[1:3], 1)
         penalty = slopes * age[:, None, None].astype(slopes.dtype)
+    if relative_bias is not None:
+        nearer = at_ages(relative_bias, age[:, None], relative_bias.shape[-1])
+        nearer = nearer.reshape(*q_t.shape[:3], capacity).astype(accumulator(q_t.dtype))
+        penalty = -nearer if penalty is None else penalty - nearer
     out, residual = attend_to_slots(q_t, cache, visible[:, None, None], penalty, options)
     out = out.reshape(batch, 1, heads, v_t.shape[2])
     residual = residual.reshape(batch, 1, heads)
     if sinks is not None:
+        sinks = sinks if sinks.ndim == 1 else sinks[:, None]
         out, residual = with_sinks(out, residual, sinks)
     out = jnp.where(is_lost[..., None, None], jnp.nan, out)
     out = (out if is_ring else show_overflow(out, cache)).astype(q_t.dtype)

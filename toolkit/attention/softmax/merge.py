@@ -106,10 +106,12 @@ def _check_part(part: Any, first: tuple[Array, Array]) -> None:
 
 
 def with_sinks(
-    out: HeadValues, residual: HeadGates, sinks: Float[Array, "heads"]
+    out: HeadValues, residual: HeadGates, sinks: Float[Array, "heads"] | HeadGates
 ) -> tuple[HeadValues, HeadGates]:
-    """Merge with a part whose score is the head's sink and whose value is 0."""
-    sinks = sinks.astype(residual.dtype).reshape(1, 1, -1)
+    """Merge with a part whose score is the sink of the head, or of query and head, and whose value
+    is 0."""
+    sinks = sinks.astype(residual.dtype)
+    sinks = sinks.reshape(1, 1, -1) if sinks.ndim == 1 else sinks
     # A query that sees nothing leaves all weight to the sink, even to one of -inf.
     is_empty = residual == -jnp.inf
     seen = jnp.where(is_empty, 0, residual)

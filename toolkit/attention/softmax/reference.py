@@ -34,7 +34,8 @@ def softmax_attention_reference(
     local_window_size: int | tuple[int | None, int | None] | None = None,
     logits_soft_cap: float | None = None,
     alibi_slopes: Float[Array, "heads"] | None = None,
-    sinks: Float[Array, "heads"] | None = None,
+    relative_bias: Float[Array, "batch time heads distances"] | None = None,
+    sinks: Float[Array, "heads"] | Float[Array, "batch time heads"] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     segment_ids: SegmentIds | None = None,
@@ -44,7 +45,7 @@ def softmax_attention_reference(
     """The equation of `softmax_attention`, to be read; the oracle of the fast forms.
 
         o_i = sum_j softmax_j(s_ij) v_j
-        s_ij = c tanh(scale q_i . k_j / c) + bias_ij - slope |i - j|
+        s_ij = c tanh(scale q_i . k_j / c) + bias_ij + relative_bias_i,i-j - slope |i - j|
 
     Arguments as `softmax_attention`. It runs eagerly where a cache is given, because it reads the
     cache's length.
@@ -89,6 +90,10 @@ def softmax_attention_reference(
     if bias is not None:
         scores = scores + jnp.where(bias == -jnp.inf, 0, bias).astype(scores.dtype)
         visible = visible & (bias != -jnp.inf)
+    if relative_bias is not None:
+        for age in range(relative_bias.shape[-1]):
+            at = relative_bias[..., age].swapaxes(1, 2)[..., None]
+            scores = scores + jnp.where(place - key == age, at, 0).astype(scores.dtype)
     if alibi_slopes is not None:
         slopes = alibi_slopes.astype(scores.dtype).reshape(1, -1, 1, 1)
         scores = scores - slopes * abs(place - key).astype(scores.dtype)
@@ -97,7 +102,8 @@ def softmax_attention_reference(
     is_empty = ~visible.any(axis=-1, keepdims=True)
     residual = jax.nn.logsumexp(scores, axis=-1, where=visible | is_empty, keepdims=True)
     if sinks is not None:  # one more key in the sum of exponentials
-        sinks = sinks.astype(scores.dtype).reshape(1, -1, 1, 1)
+        sinks = sinks if sinks.ndim == 3 else sinks.reshape(1, 1, -1)
+        sinks = sinks.astype(scores.dtype).swapaxes(1, 2)[..., None]
         p = p * jax.nn.sigmoid(residual - sinks)
         residual = jnp.where(is_empty, sinks, jnp.logaddexp(residual, sinks))
     else:

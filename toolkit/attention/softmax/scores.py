@@ -51,6 +51,31 @@ class Context(NamedTuple):
     dropout_key: Any = None
 
 
+def by_distance(
+    relative_bias: Float[Array, "batch time heads distances"],
+    query_start: Int[Array, "..."] | int | None,
+    keys: int,
+) -> Float[Array, "batch heads time keys"]:
+    """Biases by a key's distance before its query, as biases of keys; 0 beyond the last distance.
+
+    `query_start` is the place of the first query among the keys, one for all or one per row.
+    """
+    time, most = relative_bias.shape[1], relative_bias.shape[-1]
+    start = jnp.asarray(0 if query_start is None else query_start, jnp.int32).reshape(-1, 1, 1, 1)
+    query, key = (jnp.arange(count, dtype=jnp.int32) for count in (time, keys))
+    ages = start + query[None, None, :, None] - key[None, None, None]
+    return at_ages(relative_bias.swapaxes(1, 2), ages, most)
+
+
+def at_ages(
+    relative_bias: Float[Array, "*rows distances"], ages: Int[Array, "*#rows keys"], most: int
+) -> Float[Array, "*rows keys"]:
+    """The bias of every key by its age; 0 for a key of another age than 0 ... most - 1."""
+    places = jnp.broadcast_to(ages, (*relative_bias.shape[:-1], ages.shape[-1]))
+    taken = jnp.take_along_axis(relative_bias, places.clip(0, most - 1), axis=-1)
+    return jnp.where((places >= 0) & (places < most), taken, 0)
+
+
 def checked_cap(logits_soft_cap: float | None) -> float | None:
     """A soft cap as a float; refuses one that bounds nothing."""
     if logits_soft_cap is None:

@@ -35,6 +35,7 @@ from toolkit.attention.costs import (
     softmax_step_flops,
 )
 from toolkit.attention.execution.cores import free_cores, over_cores
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import K, Mixer, Q, V
 from toolkit.attention.softmax.cache import (
     KVCache,
@@ -51,6 +52,7 @@ from toolkit.attention.softmax.scores import (
     Context,
     Inputs,
     Options,
+    by_distance,
     checked_cap,
     checked_key,
     window_of,
@@ -77,7 +79,8 @@ def softmax_attention(
     local_window_size: int | tuple[int | None, int | None] | None = None,
     logits_soft_cap: Annotated[float, Known()] | None = None,
     alibi_slopes: Float[Array, "heads"] | None = None,
-    sinks: Float[Array, "heads"] | None = None,
+    relative_bias: Float[Array, "batch time heads distances"] | None = None,
+    sinks: Float[Array, "heads"] | Float[Array, "batch time heads"] | None = None,
     dropout_rate: Annotated[float, Known()] = 0.0,
     dropout_key: Array | None = None,
     segment_ids: SegmentIds | None = None,
@@ -88,7 +91,7 @@ def softmax_attention(
     """Softmax attention of every token to the tokens it sees.
 
         o_i = sum_j softmax_j(s_ij) v_j
-        s_ij = c tanh(scale q_i . k_j / c) + bias_ij - slope |i - j|
+        s_ij = c tanh(scale q_i . k_j / c) + bias_ij + relative_bias_i,i-j - slope |i - j|
 
     Every argument may be combined with every other, except that `initial_state` goes without the
     arguments that count keys: bias, mask, query_offset, the lengths and local_window_size.
@@ -115,7 +118,11 @@ def softmax_attention(
             number for both; None in place of either for all. Another way to say `sliding_window`.
         logits_soft_cap: bound c of the scaled products; None for none.
         alibi_slopes: slope per head [heads] of a penalty on distance.
-        sinks: score per head [heads] of a key without a value, which every query sees.
+        relative_bias: [batch, time, heads, distances], added to a query's score of the key that
+            many tokens before it, from 0; a key farther away gets none. The scores of all keys are
+            biased then, so memory is of order time^2.
+        sinks: score of a key without a value, which every query sees, per head [heads] or per query
+            and head [batch, time, heads].
         dropout_rate: share of the weights that become 0, while the others grow to make up for it.
         dropout_key: random key (a scalar) of the dropout. Both implementations drop the same
             weights.
@@ -169,13 +176,19 @@ def softmax_attention(
         given = {**counted, "alibi_slopes": alibi_slopes, "sinks": sinks}
         given |= {"segment_ids": segment_ids, "return_residual": return_residual}
         given |= {"initial_state": initial_state, "local_window_size": None}  # it is the window
+        given |= {"relative_bias": relative_bias}
         check_stock(implementation, q, k, v, options, window, given)
         lengths = query_seq_lengths, key_value_seq_lengths
         how = {"name": implementation, "window": window, "options": options}
         return stock_attention(q, k, v, segment_ids, lengths, **how), None
+    if relative_bias is not None and initial_state is None:
+        nearer = by_distance(relative_bias, query_offset, k.shape[1]).astype(accumulator(q.dtype))
+        bias = nearer if bias is None else bias + nearer
+        relative_bias = None
     inputs = Inputs(q, k, v, bias, alibi_slopes)
     seen = Mask(window, query_offset, key_stop=key_value_seq_lengths, allowed=mask)
-    arrays = inputs, sinks, seen, query_seq_lengths, segment_ids, initial_state, dropout_key
+    lengths = query_seq_lengths
+    arrays = inputs, relative_bias, sinks, seen, lengths, segment_ids, initial_state, dropout_key
     how = {"options": options, "implementation": implementation, "cores": free_cores()}
     out, cache, residual = _attend(*arrays, **how)
     return (out, cache, residual) if return_residual else (out, cache)
@@ -184,7 +197,7 @@ def softmax_attention(
 # Compiled as a whole, or an eager call would compile its loops anew every time.
 @partial(jax.jit, static_argnames=("options", "implementation", "cores"))
 def _attend(*arrays, options, implementation, cores):
-    inputs, sinks, mask, query_lengths, segment_ids, initial_state, dropout_key = arrays
+    inputs, nearer, sinks, mask, query_lengths, segment_ids, initial_state, dropout_key = arrays
     time, key_time = inputs.q.shape[1], inputs.k.shape[1]
     if mask.query_start is not None:
         mask = replace(mask, query_start=bounded(mask.query_start, -FURTHEST, FURTHEST))
@@ -197,20 +210,22 @@ def _attend(*arrays, options, implementation, cores):
         context = Context(replace(mask, allowed=allowed), dropout_key)
         return attend_to_keys(Inputs(q, k, v, bias, slopes), context, options, implementation)
 
-    def share_with_cache(q, k, v, slopes, segment_ids, cache):
+    def share_with_cache(q, k, v, slopes, segment_ids, nearer, cache):
         positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
         is_lost = lost(cache, positions, mask.window)
         k, v, seen, cache = append(cache, k, v, segment_ids, window=mask.window)
         if seen.documents is not None:
             is_lost &= seen.documents.query == 1
-        out, residual = share(q, k, v, slopes, seen, None, None)
+        if nearer is not None:
+            nearer = by_distance(nearer, seen.query_start, k.shape[-1])
+        out, residual = share(q, k, v, slopes, seen, nearer, None)
         return jnp.where(is_lost[..., None, None], jnp.nan, out), residual, cache
 
     # Which weights are dropped depends on their places in the whole, which a share does not know.
     if initial_state is not None and dropout_key is not None:
-        out, residual, cache = share_with_cache(*arrays, segment_ids, initial_state)
+        out, residual, cache = share_with_cache(*arrays, segment_ids, nearer, initial_state)
     elif initial_state is not None:
-        arrays, heads = (*arrays, segment_ids), (2, 1, 1, 0, None)
+        arrays, heads = (*arrays, segment_ids, nearer), (2, 1, 1, 0, None, 2)
         out, residual, cache = cut_as_arrays_are(
             share_with_cache, arrays, initial_state, heads=heads, heads_out=(2, 2)
         )

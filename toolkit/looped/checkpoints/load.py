@@ -30,7 +30,7 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
 
 UNREAD = re.compile(
-    r"rotary_emb\.inv_freq$|^freqs_cis$|^mtp\.|^(model\.)?visual\.|\.slope_rate$"
+    r"rotary_emb\.inv_freq$|^freqs_cis$|^mtp\.|^(model\.)?(visual|vision_tower)\.|\.slope_rate$"
     r"|\.(query|key|diagonal)_decay$"
 )
 """Tensors that are skipped: tables that the model computes, heads for multi-token prediction, and
@@ -93,7 +93,7 @@ def load_checkpoint(
             f"{style!r} are not; those of {', '.join(with_experts)} are."
         )
     values = fields_of(family, settings, len(tensors))
-    tensors = _without_guesses(tensors, settings)
+    tensors = family.opened(settings, _without_guesses(tensors, settings))
     for pattern, factor in ({} if family.factors is None else family.factors(settings)).items():
         for name in [name for name in tensors if re.search(pattern, name)]:
             tensors[name] = tensors[name].times(factor)

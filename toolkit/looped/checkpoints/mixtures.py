@@ -30,7 +30,12 @@ HIDDEN_IS_OF_EXPERTS = ("mixtral", "olmoe", "gpt_oss")
 OF_MIXTURES = "block_sparse_moe"
 """What Mixtral and Kimi Linear call a feed-forward layer."""
 
-UNUSABLE = {"weight_scale_inv": "FP8", "_blocks": "MXFP4", "_scales": "MXFP4"}
+UNUSABLE = {
+    "weight_scale_inv": "FP8",
+    "_weight_scale": "NVFP4 or MXFP8",
+    "_blocks": "MXFP4",
+    "_scales": "MXFP4",
+}
 """Endings of tensors' names that show numbers of a format which is not read."""
 
 
@@ -90,7 +95,8 @@ def _switches(router: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if router in READS_NORM_TOPK and settings.get("norm_topk_prob") is not None:
         found["normalise"] = bool(settings["norm_topk_prob"])
     scale = settings.get("routed_scaling_factor")
-    if scale is not None and ROUTERS[router].shared == "added":
+    has_scale = "scale" in ROUTERS[router].switches
+    if scale is not None and has_scale:
         found["scale"] = float(scale)
     if router == "deepseek_v2":
         method = settings.get("topk_method") or "greedy"
@@ -101,7 +107,7 @@ def _switches(router: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             )
         if method == "greedy":
             return found | {"groups": 1, "chosen_groups": 1}
-    if ROUTERS[router].shared == "added":
+    if has_scale:
         groups = settings.get("n_group") or 1
         chosen = settings.get("topk_group") or 1
         found |= {"groups": groups, "chosen_groups": chosen}

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 
 from toolkit.looped.checkpoints.families import PREFIXES, SOFTMAX
 from toolkit.looped.checkpoints.families.family import Family
+from toolkit.looped.checkpoints.inkling2_names import SEPARATE, end_rules, residual_rules
 from toolkit.looped.checkpoints.mixtures import OF_MIXTURES, mixture_rules
 from toolkit.looped.checkpoints.names import STYLES
 from toolkit.looped.checkpoints.rules import WeightRule, as_it_is, projection, vector
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import MIXTURES
+from toolkit.looped.mixing import LAYERS
 
 
 class Part(NamedTuple):
@@ -75,13 +77,17 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         "feed_forward_end_norm": config.sandwich_norm,
     }
 
-    def norms(fed: str, layer: int) -> tuple[WeightRule, ...]:
+    def norms(word: str, fed: str, layer: int) -> tuple[WeightRule, ...]:
         own = [name for name, is_there in there.items() if is_there]
         own = [name for name in own if fed != "none" or name.startswith("mixer")]
         theirs = dict(family.norms)
         if layer % family.per_layer:
             theirs["mixer_norm"] = theirs["feed_forward_norm"]
-        return tuple(rule for ours in own for rule in norm(ours, theirs[ours]))
+        if not LAYERS[word].reads_separately:
+            return tuple(rule for ours in own for rule in norm(ours, theirs[ours]))
+        separate = {f"mixer_norm.{w}": f"{w[0]}_{theirs['mixer_norm']}" for w in SEPARATE}
+        names = [*separate.items(), *((o, theirs[o]) for o in own if o != "mixer_norm")]
+        return tuple(rule for pair in names for rule in norm(*pair))
 
     found = [Part("", prefix, ends)]
     if not config.tied_embedding:
@@ -97,13 +103,16 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         if family.is_flat:
             here, beside = f"{prefix}layers.{number}.", f"{prefix}layers.{number + 1}."
             number += 1 + (fed != "none")
+        if family.is_counted_through:
+            here = beside = f"{prefix}layers.{number}."
+            number += 1
         is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
         folder = OF_MIXTURES if is_named_moe else "mlp"
         rules = () if fed in (*MIXTURES, "none") else _dense(family, fed, config, folder)
         if fed in MIXTURES and family.router is not None:
             rules = mixture_rules(family.router, fed, config.moe, beside, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule, layer))
-        own = norms(fed, layer)
+        own = norms(word, fed, layer)
         fed_norms = tuple(r for r in own if beside != here and r.ours[0].startswith("feed"))
         found.append(Part(place, here, tuple(rule for rule in own if rule not in fed_norms)))
         found.append(Part(place, beside, fed_norms))
@@ -114,9 +123,15 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
             found.append(Part(f"{place}.mixer", "", (table,)))
         if config.streams is not None:
             found.append(Part(f"{place}.connections", here, STREAMS))
+        if config.attention_residual is not None:
+            looped = config.message_rank is not None and stack == "blocks"
+            own = residual_rules(LAYERS[word], reads=bool(number > 1), is_looped=looped)
+            found.append(Part(f"{place}.connections", here, own))
     if config.streams is not None:
         end = f"blocks.{len(config.layers) - 1}.connections.end"
         found.append(Part(end, prefix, _stream_weights("weights", "hc_head.hc_")))
+    if config.attention_residual is not None:
+        found += [Part(*part) for part in end_rules(config, prefix)]
     return [_spelled(part, family.names, names) for part in found] if family.names else found
 
 

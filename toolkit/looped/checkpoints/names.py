@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from toolkit.looped.checkpoints.inkling2_names import RELATIVE
 from toolkit.looped.checkpoints.rules import (
     WeightRule,
     as_it_is,
@@ -271,6 +272,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
             projection("down", "value.weight"),
         ),
     },
+    "inkling2_loop": RELATIVE,
     "lfm2": {
         "full": SOFTMAX_STYLES["qwen3"]["full"],
         "conv": (

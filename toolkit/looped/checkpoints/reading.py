@@ -29,6 +29,9 @@ OTHERS: dict[type, str] = {
 }
 """The types of settings that `reads_of` lacks."""
 
+ENDS = ("prelude", "coda")
+"""Settings that hold the words of the layers before and after the loops."""
+
 LATENT_EPSILON = 1e-6
 """That of the norms of latents, which no config.json changes."""
 
@@ -76,6 +79,8 @@ WHY = {
     "n_shared_experts": "the family's own model does not read it",
     "num_key_value_heads": "all heads share one key",
     "qk_layernorm": "there is no layer norm of queries and keys",
+    "mlp_gate_softcap": "the experts' activation has this bound",
+    "mlp_up_softcap": "the experts' activation has this bound",
     "swiglu_alpha": "the experts' activation has this number",
     "swiglu_limit": "the experts' activation has this bound",
     "tie_word_embeddings": "transformers has a head of its own for these models, whatever is asked",
@@ -148,7 +153,9 @@ def _values(family: Family, settings: Settings) -> tuple[dict[str, Any], dict[st
         ):
             _only(name, settings.get(name), allowed)
     pattern = _layers(family, settings)
-    words = [part for word in pattern for part in PARTS.get(word, (word,))]
+    ends = " ".join(str(settings.get(name) or "") for name in ENDS if name in family.reads)
+    every = [*pattern, *ends.split()]
+    words = [part for word in every for part in PARTS.get(word, (word,))]
     fed = _experts(family, settings)
     experts = fed.pop("options", {})
     made = _made(family, settings, {"", "softmax", "fed", *words, *experts})

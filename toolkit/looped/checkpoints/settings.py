@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybrid",
     "helium": "Helium",
     "huginn_raven": "Raven",
+    "inkling2_loop_text": "Inkling2Loop",
     "jais2": "Jais2",
     "kimi_k2": "DeepseekV3",
     "kimi_linear": "KimiLinear",
@@ -160,7 +161,8 @@ def _values_of(path: str, fed: str, config: LoopedConfig) -> list[Any]:
     if not owner:
         return [config.feed_forward_size if name == "feed_forward" else getattr(config, name)]
     word = fed if owner == "fed" else owner
-    layers = [part for own in config.layers for part in PARTS.get(own, (own,))]
+    every = (*config.layers, *config.prelude_layers, *config.coda_layers)
+    layers = [part for own in every for part in PARTS.get(own, (own,))]
     if owner == "softmax":
         word = next((word for word in layers if word in SOFTMAX), "")
     if word in config.feed_forward_words:
@@ -181,7 +183,8 @@ def _mixture_settings(router: str, config: LoopedConfig) -> dict[str, Any]:
     options = config.moe
     hidden = options.hidden or config.feed_forward_size
     count = "num_local_experts" if router in ("mixtral", "gpt_oss") else None
-    count = count or ("n_routed_experts" if row.shared == "added" else "num_experts")
+    has_scale = "scale" in row.switches
+    count = count or ("n_routed_experts" if has_scale else "num_experts")
     found: dict[str, Any] = {
         count: options.experts,
         "num_experts_per_tok": options.chosen,
@@ -191,7 +194,7 @@ def _mixture_settings(router: str, config: LoopedConfig) -> dict[str, Any]:
         found["intermediate_size"] = hidden
     else:
         found["moe_intermediate_size"] = hidden
-    if row.shared == "added":
+    if has_scale:
         found |= {
             "first_k_dense_replace": len(dense),
             "n_shared_experts": (options.shared_hidden or 0) // hidden,

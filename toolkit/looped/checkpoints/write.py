@@ -33,13 +33,14 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
-OF_BLOCKS = {
-    "mixtral": "gate",
-    "kimi_linear": "gate",
-    "minimax": "gate",
-    "granitemoehybrid": "input_linear",
+SPELLED_BY = {
+    "mixtral": "block_sparse_moe.gate.weight",
+    "kimi_linear": "block_sparse_moe.gate.weight",
+    "minimax": "block_sparse_moe.gate.weight",
+    "granitemoehybrid": "block_sparse_moe.input_linear.weight",
+    "inkling2_loop_text": "mlp.experts.gate_up_proj",
 }
-"""Families whose mixtures are "block_sparse_moe", and a tensor by which they are known."""
+"""Families whose mixtures are spelled otherwise, and a tensor of a layer by which it is known."""
 
 GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -161,9 +162,9 @@ def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...]
     """Name, shape and maker of every tensor of the checkpoint."""
     family, config = FAMILIES[style], model.config
     spelling = {
-        f"model.layers.{layer}.block_sparse_moe.{OF_BLOCKS[style]}.weight"
-        for layer in range(len(config.layers))
-        if style in OF_BLOCKS
+        f"model.layers.{layer}.{SPELLED_BY[style]}"
+        for layer in range(len(config.feed_forward_words))
+        if style in SPELLED_BY
     }
     for place in parts(family, config, family.prefix, spelling):
         module = part_of(model, place.module)

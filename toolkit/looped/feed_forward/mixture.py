@@ -47,7 +47,8 @@ class MixtureOptions(LayerOptions):
         choice_bias: keep a `ChoiceBias` per expert, which `updated_choice_bias` moves.
         router_bias: add a learned bias to the logits.
         activation: "silu"; "clamped" as in gpt-oss; "clamped_silu" as in DeepSeek-V4, where it is
-            the shared expert's too; "relu2", of experts without a gate, as in Nemotron 3.
+            the shared expert's too; "capped_silu" as in Inkling-2; "relu2", of experts without a
+            gate, as in Nemotron 3.
         latent_size: width of what the routed experts read and write, projected from the stream and
             back, as in Nemotron 3 Super (None: the stream's).
         biases: add biases to the experts' projections.
@@ -66,7 +67,7 @@ class MixtureOptions(LayerOptions):
     scale: float = 1.0
     choice_bias: bool = False
     router_bias: bool = False
-    activation: Literal["silu", "clamped", "clamped_silu", "relu2"] = "silu"
+    activation: Literal["silu", "clamped", "clamped_silu", "capped_silu", "relu2"] = "silu"
     biases: bool = False
     latent_size: int | None = None
 

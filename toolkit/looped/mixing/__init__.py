@@ -22,6 +22,8 @@ forgetting.py               ForgettingLayer: softmax with forget gates in place 
 latent.py                   MLALayer: keys and values of all heads from one latent per token
 grouped_latent.py           GroupedLatentLayer, LowRankLayer (MLRA), GroupedTiedLayer (GTA)
 value_embedding.py          ValueEmbeddingLayer: values with an embedding of the token
+relative.py                 RelativeLayer, RelativeWindowLayer: scores with biases by distance
+                            between short convolutions (Inkling-2)
 hybrid.py                   HybridLayer: softmax attention and Mamba-2 side by side
 streaming.py                blocks whose backward pass runs in pieces of the text
 sparse/sparse_memory.py     indexed keys and values, of which a step reads a part
@@ -86,7 +88,8 @@ LAYERS: Registry[Any] = Registry(
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
 "mla", "grouped_latent", "mlra" and "grouped_tied", whose mixers take the residual stream, "nope",
 which is "full" without positions, "conv" and "channel_mix", which look back a few tokens,
-"lightning" and "shared_window", which are computed by another's mixer, "hybrid", which has two, and
+"lightning", "shared_window", "relative" and "relative_window", which are computed by another's
+mixer, "hybrid", which has two, and
 "value_embedding", which reads the tokens."""
 
 

@@ -106,6 +106,10 @@ class MixingLayer(ConfiguredLayer):
         has_depth: whether it is made with `depth`, its number in the stack and the number of all.
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
         reads_tokens: whether its calls and steps take the `tokens` beside their stream.
+        reads_separately: whether queries, keys and values have a norm of their own, and where a
+            block attends to earlier layers an input of their own.
+        follows_feed_forward: whether its `after_feed_forward` changes what the block's feed-forward
+            layer returns.
         shares_inputs: whether later layers of its stack read its `shared_inputs`.
     """
 
@@ -115,6 +119,8 @@ class MixingLayer(ConfiguredLayer):
     has_depth: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False
+    reads_separately: ClassVar[bool] = False
+    follows_feed_forward: ClassVar[bool] = False
     shares_inputs: bool = False
 
     @classmethod

@@ -34,8 +34,9 @@ class Connections(nnx.Module):
     """
 
     def __init__(
-        self, config: Any, *, rngs: nnx.Rngs, place: int, is_last: bool, is_fed: bool, stack: str
-    ):
+        self, config: Any, *, rngs: nnx.Rngs, place: int, is_last: bool, is_fed: bool, stack: str,
+        queries: int = 1,
+    ):  # fmt: skip
         none = nnx.data(None)
         self.mixer: Any
         self.feed_forward: Any = none
@@ -54,7 +55,9 @@ class Connections(nnx.Module):
         is_boundary = place % config.attention_residual == 0
         reads = place > 0 or continues
         how = {"is_raw": config.raw_sources}
-        self.mixer = Connection(config.width, is_boundary=is_boundary, reads=reads, **how)
+        self.mixer = Connection(
+            config.width, is_boundary=is_boundary, reads=reads, queries=queries, **how
+        )
         if is_fed:
             self.feed_forward = Connection(config.width, **how)
         if is_last and (not has_messages or stack == "coda"):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.residual.hyper_connections import normalised
 
 EPSILON = 1e-6
@@ -55,16 +56,22 @@ def attend_to_sources(
 class AttentionResidual(nnx.Module):
     """A mean of all sources, by one learned query that starts at zero: all weigh the same.
 
+    With three queries it gives one mean each for a mixer's queries, keys and values.
+
     Source: Kimi Team, "Attention Residuals", 2026, arXiv:2603.15031, block form, whose sources are
         raw; Inkling-2's are normalised.
     """
 
-    def __init__(self, width: int, *, is_raw: bool):
-        self.query, self.is_raw = nnx.Param(jnp.zeros(width)), is_raw
+    def __init__(self, width: int, *, is_raw: bool, queries: int = 1):
+        shape = (width,) if queries == 1 else (queries, width)
+        self.query, self.is_raw = nnx.Param(jnp.zeros(shape)), is_raw
 
-    def __call__(self, state: Sourced) -> Float[Array, "... width"]:
-        every = (*state.sources, state.h)
-        return attend_to_sources(self.query[...][None], every, is_raw=self.is_raw)[..., 0, :]
+    def __call__(self, state: Sourced) -> Any:
+        every, width = (*state.sources, state.h), self.query.shape[-1]
+        queries = self.query[...].reshape(-1, width)
+        means = attend_to_sources(queries, every, is_raw=self.is_raw)
+        parts = [means[..., n, :] for n in range(len(queries))]
+        return parts[0] if len(parts) == 1 else Separate(*parts)
 
 
 class Connection(nnx.Module):
@@ -75,12 +82,16 @@ class Connection(nnx.Module):
         is_boundary: whether the sum so far becomes a source and the output starts the next.
     """
 
-    def __init__(self, width: int, *, is_raw: bool, is_boundary: bool = False, reads: bool = True):
-        made = AttentionResidual(width, is_raw=is_raw) if reads else nnx.data(None)
+    def __init__(
+        self, width: int, *, is_raw: bool, is_boundary: bool = False, reads: bool = True,
+        queries: int = 1,
+    ):  # fmt: skip
+        how = {"is_raw": is_raw, "queries": queries}
+        made = AttentionResidual(width, **how) if reads else nnx.data(None)
         self.residual: Any = made
         self.is_boundary = is_boundary
 
-    def __call__(self, state: Sourced) -> tuple[Array, Callable[[Array], Sourced]]:
+    def __call__(self, state: Sourced) -> tuple[Any, Callable[[Array], Sourced]]:
         """What the sub-layer reads, and what makes of its output the next state."""
         h, sources = state.h, state.sources
 
@@ -90,4 +101,4 @@ class Connection(nnx.Module):
             return Sourced(h + out.astype(h.dtype), sources)
 
         read = h if self.residual is None else self.residual(state)
-        return read.astype(h.dtype), added
+        return jax.tree.map(lambda part: part.astype(h.dtype), read), added

@@ -13,6 +13,9 @@ STARTS = (
 )  # fmt: skip
 """Switches of what a loop starts from or ends with, which messages fix."""
 
+SEPARATE = ("full", "window", "nope", "relative", "relative_window")
+"""Layers whose queries, keys and values may read different inputs."""
+
 
 def check_connections(config: Any) -> None:
     """Refuse combinations of switches that no block or loop can have."""
@@ -40,10 +43,10 @@ def check_connections(config: Any) -> None:
                 f"{name} has {len(layers)} layers; with message_rank it wants a multiple of "
                 f"attention_residual {config.attention_residual}."
             )
-    if other := sorted({*config.layers} - {"full", "window", "nope"}):
+    if other := sorted({*config.layers} - {*SEPARATE}):
         raise ValueError(
-            f"message_rank: {other[0]!r} layers read one input; want layers out of full, window, "
-            "nope."
+            f"message_rank: {other[0]!r} layers read one input; want layers out of "
+            f"{', '.join(SEPARATE)}."
         )
 
 

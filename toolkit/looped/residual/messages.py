@@ -93,10 +93,12 @@ class MessageGates(nnx.Module):
         """The four messages that a loop left for this layer."""
         return attend_to_sources(self.queries[...], (*before.sources, before.h))
 
-    def of_mixer(self, x: Array, messages: Array, before: Pass) -> Separate:
+    def of_mixer(self, x: Array | Separate, messages: Array, before: Pass) -> Separate:
         """What queries, keys and values are made of."""
         gates = self.query, self.key, self.value
-        return Separate(*(_gated(g, x, messages[..., n, :], before) for n, g in enumerate(gates)))
+        parts = x if isinstance(x, Separate) else (x, x, x)
+        each = enumerate(zip(gates, parts, strict=True))
+        return Separate(*(_gated(gate, x, messages[..., n, :], before) for n, (gate, x) in each))
 
     def of_feed_forward(self, x: Array, messages: Array, before: Pass) -> Array:
         """What the feed-forward layer reads."""

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from toolkit.looped.checkpoints.families.scalars import Setting
 from toolkit.looped.checkpoints.rules import WeightRule, vector
+from toolkit.looped.checkpoints.tensors import StoredTensor
 
 OURO_NORMS = {
     "mixer_norm": "input_layernorm",
@@ -52,6 +53,7 @@ class Family(NamedTuple):
         fed: the word of its dense feed-forward layers.
         is_fused: whether gate and up are one tensor.
         is_flat: whether mixers and feed-forward layers are counted as layers of their own.
+        is_counted_through: whether the layers of prelude, loops and coda have one numbering.
         per_layer: how many blocks of ours are one layer; the second has the norm of a feed-forward
             layer.
         names: patterns of our names for tensors, and what replaces them, in this order.
@@ -61,6 +63,7 @@ class Family(NamedTuple):
         factors: settings -> factors of tensors by a pattern of their names, one or one per row,
             which are multiplied into the weights.
         prepared: a config.json in several spellings -> in the one of this row.
+        opened: (settings, tensors in another spelling of their files) -> in that of `names`.
         written: settings that say a model -> those that their configuration class takes.
     """
 
@@ -83,6 +86,7 @@ class Family(NamedTuple):
     fed: str = "swiglu"
     is_fused: bool = False
     is_flat: bool = False
+    is_counted_through: bool = False
     per_layer: int = 1
     names: Mapping[str, str] = {}
     prefix: str = "model."
@@ -91,3 +95,6 @@ class Family(NamedTuple):
     factors: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     prepared: Change = dict
     written: Change = dict
+    opened: Callable[[Mapping[str, Any], Mapping[str, StoredTensor]], dict[str, StoredTensor]] = (
+        lambda _, tensors: dict(tensors)
+    )

@@ -12,6 +12,7 @@ from toolkit.looped.checkpoints.families.attention import ACT, ATTENTION, LLAMA
 from toolkit.looped.checkpoints.families.deepseek_v4 import DEEPSEEK_V4
 from toolkit.looped.checkpoints.families.family import Family
 from toolkit.looped.checkpoints.families.huginn import HUGINN
+from toolkit.looped.checkpoints.families.inkling2 import INKLING2_LOOP
 from toolkit.looped.checkpoints.families.parcae import PARCAE
 from toolkit.looped.checkpoints.families.recurrent import RECURRENT
 from toolkit.looped.checkpoints.families.rwkv7 import RWKV7
@@ -30,6 +31,8 @@ PREFIXES = {
     "lightning": "self_attn.",
     "rwkv7": "attn.",
     "channel_mix": "ffn.",
+    "relative": "",
+    "relative_window": "",
     "shared_window": "self_attn.",
     "hca": "self_attn.",
     "csa": "self_attn.",
@@ -82,6 +85,7 @@ FAMILIES: dict[str, Family] = {
         defaults=_EPSILON | {"sliding_window": 128}, prepared=_stretched,
     ),
     "huginn_raven": HUGINN,
+    **dict.fromkeys(("inkling2_loop", "inkling2_loop_text"), INKLING2_LOOP),
     "kimi_k2": Family(
         "deepseek_v3", word="mla", router="kimi_k2",
         defaults={"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},

@@ -14,11 +14,11 @@ from toolkit.looped.layers import linear
 
 
 class PooledCache(NamedTuple):
-    """The decode-time state of a layer that pools blocks.
+    """The decode-time state of a layer that also needs rows of the last tokens, as pooling does.
 
     Attributes:
         state: the mixer's cache, which knows its `length`.
-        tail: rows of the last tokens, of which the next blocks are made; a pytree whose arrays
+        tail: those rows, of which the next blocks are made; a pytree whose arrays
             begin with batch.
     """
 
@@ -35,10 +35,10 @@ class PooledCache(NamedTuple):
         return jax.tree.map(lambda array: cleared(array, rows), self)
 
     def truncate(self, lengths: Int[Array, "batch"]) -> NoReturn:
-        """Refused: the rows of an unfinished block are gone once it is complete; see `restore`."""
+        """Refused: the rows of the last tokens are gone once others follow; see `restore`."""
         raise TypeError(
-            "a cache of pooled blocks cannot take tokens back; keep the cache before they were "
-            "added and call cache.restore([before], which)."
+            "a cache of rows of the last tokens cannot take tokens back; keep the cache before "
+            "they were added and call cache.restore([before], which)."
         )
 
     def restore(
