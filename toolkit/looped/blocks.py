@@ -13,6 +13,7 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.layers import SeparateNorms, norm_layer
 from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.in_turn import InTurn
 from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.mixing.streaming import is_streaming, stream_block
 from toolkit.looped.residual import Connections, Pass
@@ -193,6 +194,8 @@ class Block(nnx.Module):
         """The first half: the mixer's output, and the cache after it."""
         read, how = self.mixer_input(h), _only_if_given(window)
         how |= {} if positions is None else {"positions": positions}
+        if isinstance(cache, InTurn):
+            return cache.read(self.mixer, read, {**how, **shared})
         return self.mixer(read, segment_ids=segment_ids, cache=cache, **how, **shared)
 
     def shared_inputs(self, h: Any, cache: Any, segment_ids: Any) -> dict[str, Array]:

@@ -52,10 +52,14 @@ class LoopedCache:
 
     @property
     def length(self) -> Int[Array, "batch"]:
-        """Number of tokens per row, from the layers that count them; a recurrent state does not."""
+        """Number of tokens per row, from the layers that count them; a recurrent state does not.
+
+        Where no layer does, all are 0.
+        """
         layers = jax.tree.leaves(self, is_leaf=_is_of_a_layer)
         counts = (getattr(layer, "length", None) for layer in layers)
-        return next(count for count in counts if count is not None)
+        batch = jax.tree.leaves(self)[0].shape[0]
+        return next((n for n in counts if n is not None), jnp.zeros(batch, jnp.int32))
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "LoopedCache":
         """Clear some rows, given by index or by a boolean mask."""

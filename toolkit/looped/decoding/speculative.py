@@ -8,14 +8,18 @@ that the text has the exact model's distribution whatever the draft. If all n dr
 more token is drawn from p_n.
 
 Rows of a batch keep different numbers of drafts. The exact model's cache drops the others by
-`truncate`; the draft's own cache returns to the last token kept by `restore`, so that its states
-and indices are exact too.
+`truncate`, for which layers with a state or a window keep one per token (`drafts.py`); the draft's
+own cache returns to the last token kept by `restore`, so that its states and indices are exact too.
+
+Each row has its own length, so no row waits for the batch's least (1 + sum_j a^(jB) tokens per
+round of B rows that keep a draft with chance a), none is padded anew and no key or value moves,
+which is what EQSPEC repairs and EXSPEC avoids by pooling rows of equal length.
 
 Source: Leviathan et al. (2023), arXiv:2211.17192; Chen et al. (2023), arXiv:2302.01318.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,19 +28,21 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.looped.decoding.cache import read_sparsely
-from toolkit.looped.decoding.sampling import check_sampling
+from toolkit.looped.decoding.cache import LoopedCache, read_sparsely
+from toolkit.looped.decoding.drafts import (
+    REWINDABLE,
+    History,
+    loops_draft,
+    ngram_draft,
+    verify_all,
+)
+from toolkit.looped.decoding.sampling import check_sampling, truncated_logits
 from toolkit.looped.decoding.steps import append, prefill
 from toolkit.looped.loops.rows import check_tokens
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 
 MOST_DRAFTS = 64
-REWINDABLE = (
-    *("full", "nope", "mla", "grouped_latent", "mlra", "grouped_tied"),
-    *("dsa", "nsa", "moba"),
-)
-"""Layers whose cache is a row of tokens, so that the last ones can be dropped."""
 
 
 class Speculation(NamedTuple):
@@ -61,6 +67,11 @@ class Speculation(NamedTuple):
     rounds: int
     by_round: Int[np.ndarray, "rounds batch"]
 
+    @property
+    def tokens_per_pass(self) -> Float[Array, "batch"]:
+        """Tokens that a pass of the exact model gives each row; 1 without drafts."""
+        return self.kept + 1
+
 
 class _Writing(NamedTuple):
     """The state between rounds; the last token is sampled but not yet in the caches."""
@@ -77,12 +88,16 @@ class _Writing(NamedTuple):
 @checked
 def generate_speculatively(
     model: LoopedLM,
-    draft: LoopedLM,
+    draft: LoopedLM | str,
     prompt: Int[Array, "batch time"],
     length: int,
     *,
     drafts: int = 4,
     temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    stop_token: int | Sequence[int] | None = None,
     key: Array | None = None,
     lengths: Int[Array, "batch"] | None = None,
     shares_cache: bool = False,
@@ -93,11 +108,14 @@ def generate_speculatively(
     Args:
         model: the exact model.
         draft: the model that proposes tokens, with the same vocabulary. With its own cache it may
-            have recurrent layers.
+            have recurrent layers. Or "loops:2", the first loops of the model itself, which share
+            its cache; or "ngram:3", what followed the last 3 tokens before.
         prompt: at least one token per sequence.
         length: tokens to write.
         drafts: tokens proposed per round.
         temperature: 0 takes the most likely token; 1 samples from the model's distribution.
+        top_k, top_p, min_p: of that distribution, as in `generate`.
+        stop_token: ends a row and fills it up, as in `generate`.
         key: random key, needed unless the temperature is 0.
         lengths: tokens of each prompt, see `generate`.
         shares_cache: the draft reads the exact model's cache, as the model of `with_slices` can;
@@ -119,24 +137,48 @@ def generate_speculatively(
         >>> found.tokens.shape, found.kept.tolist()
         ((1, 6), [2.0])
     """
-    _check(model, draft, prompt, length, drafts, temperature, key, shares_cache)
+    propose, drafter, shares_cache, own = _drafting(model, draft, shares_cache)
+    _check(model, prompt, length, drafts, temperature, key)
+    if not isinstance(draft, str):
+        _check_draft(model, draft, shares_cache)
+    check_sampling(None, top_k, top_p, min_p)
     capacity = prompt.shape[1] + length + drafts + 1
     logits, cache = prefill(model, prompt, capacity, lengths=lengths)
-    own = None if shares_cache else prefill(draft, prompt, capacity, lengths=lengths)[1]
+    if own is not None:
+        own = own(prompt, lengths, capacity)
+    elif not shares_cache:
+        own = prefill(drafter, prompt, capacity, lengths=lengths)[1]
     if sparse is not None:
-        if own is None:
+        if not isinstance(own, LoopedCache):
             raise ValueError("sparse drafts need a cache of their own; leave out shares_cache.")
-        own = read_sparsely(draft.config, own, sparse)
-    key = jax.random.key(0) if key is None else key
+        own = read_sparsely(drafter.config, own, sparse)
     return speculate(
-        _draft_one,
-        _verify_all,
-        (draft, model),
+        propose,
+        verify_all,
+        (drafter, model),
         (logits, own, cache),
         length,
         drafts=drafts,
         temperature=temperature,
-        key=key,
+        truncation={"top_k": top_k, "top_p": top_p, "min_p": min_p},
+        stop_token=stop_token,
+        key=jax.random.key(0) if key is None else key,
+    )
+
+
+def _drafting(model: LoopedLM, draft: Any, shares_cache: bool) -> tuple[Any, Any, bool, Any]:
+    """What proposes tokens, its model, whether it shares the cache, and what makes its own."""
+    if not isinstance(draft, str):
+        return append, draft, shares_cache, None
+    kind, _, number = draft.partition(":")
+    count = int(number) if number.isdecimal() else 0
+    if kind == "loops" and 1 <= count < model.config.loops:
+        return loops_draft(count), model, True, None
+    if kind == "ngram" and 1 <= count <= MOST_DRAFTS and not shares_cache:
+        return ngram_draft(count, model.config.vocabulary), model, False, History.of
+    raise ValueError(
+        f"draft: got {draft!r}, wanted a model, 'loops:n' with n below the model's "
+        f"{model.config.loops} loops, or 'ngram:n' with its own cache"
     )
 
 
@@ -150,6 +192,8 @@ def speculate(
     drafts: int,
     temperature: float,
     key: Array,
+    truncation: Mapping[str, float | None] | None = None,
+    stop_token: int | Sequence[int] | None = None,
 ) -> Speculation:
     """Speculate with any two models.
 
@@ -163,22 +207,30 @@ def speculate(
     batch = logits.shape[0]
     is_greedy = temperature == 0
     key, first_key = jax.random.split(key)
-    heat = jnp.float32(temperature)
+    heat: dict[str, Any] = {"temperature": jnp.float32(temperature)}
+    # As arrays, so that another value compiles nothing.
+    heat |= {name: jnp.asarray(x) for name, x in (truncation or {}).items() if x is not None}
+    stops = np.atleast_1d(np.asarray([] if stop_token is None else stop_token, np.int32))
     first = _pick(_distribution(logits, heat, is_greedy), first_key, is_greedy)
     room = jnp.zeros((batch, length + drafts + 1), jnp.int32).at[:, 0].set(first)
     # Copies, because every round donates its state.
-    first_place, kept, passes = (jnp.full(batch, number, jnp.int32) for number in (1, 0, 0))
+    kept, passes = (jnp.zeros(batch, jnp.int32) for _ in range(2))
+    first_place = jnp.where(jnp.isin(first, stops), length, 1).astype(jnp.int32)
     state = _Writing(room, first_place, first, cache, draft_cache, kept, passes)
     by_round = []
     while int(state.written.min()) < length:
         before, goes_on = np.array(state.kept), np.array(state.written) < length
         key, own = jax.random.split(key)
         how = {"drafts": drafts, "length": length, "is_greedy": is_greedy}
-        state = _round(draft, verify, models, state, heat, own, **how)
+        state = _round(draft, verify, models, state, heat, stops, own, **how)
         by_round.append(np.where(goes_on, np.array(state.kept) - before, -1))
     kept = state.kept / jnp.maximum(state.rounds, 1)
     history = np.array(by_round, np.int32).reshape(-1, batch)
-    return Speculation(state.tokens[:, :length], kept, len(by_round), history)
+    tokens = state.tokens[:, :length]
+    if stops.size:
+        is_stop = jnp.isin(tokens, stops).astype(jnp.int32)
+        tokens = jnp.where(jnp.cumsum(is_stop, axis=1) > is_stop, stops[0], tokens)
+    return Speculation(tokens, kept, len(by_round), history)
 
 
 @functools.partial(
@@ -186,7 +238,7 @@ def speculate(
     static_argnames=("draft", "verify", "drafts", "length", "is_greedy"),
     donate_argnames="state",
 )
-def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy):
+def _round(draft, verify, models, state, heat, stops, key, *, drafts, length, is_greedy):
     draft_model, model = models
     is_shared = state.draft_cache is None
     draft_key, accept_key, last_key = jax.random.split(key, 3)
@@ -224,9 +276,10 @@ def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy
     to = jnp.where(goes_on[:, None], state.written[:, None] + place, state.tokens.shape[1])
     rows = jnp.arange(len(last), dtype=jnp.int32)[:, None]
     read = jnp.where(goes_on, kept + 1, 0)
+    has_stopped = (jnp.isin(new, stops) & (place <= kept[:, None])).any(axis=1)
     return _Writing(
         state.tokens.at[rows, to].set(new, mode="drop"),
-        state.written + read,
+        jnp.where(goes_on & has_stopped, length, state.written + read),
         jnp.where(goes_on, last, state.last),
         cache.truncate(state.cache.length + read),
         None if is_shared else carry[1].restore(passed, read),
@@ -239,7 +292,8 @@ def _distribution(logits, heat, is_greedy):
     """Probabilities of the next token; all on the likeliest when greedy."""
     if is_greedy:
         return jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1])
-    return jax.nn.softmax(logits / heat, axis=-1)
+    flat = truncated_logits(logits.reshape(-1, logits.shape[-1]), **heat)
+    return jax.nn.softmax(flat, axis=-1).reshape(logits.shape)
 
 
 def _pick(chances, key, is_greedy):
@@ -263,38 +317,34 @@ def _correction(p, q, kept, is_greedy):
     return p if is_greedy else jnp.where(total > 0, left / jnp.where(total > 0, total, 1), p)
 
 
-def _draft_one(model, tokens, cache):
-    return append(model, tokens, cache)
-
-
-def _verify_all(model, tokens, cache):
-    return append(model, tokens, cache, every=True)
-
-
-def _check(model, draft, prompt, length, drafts, temperature, key, shares_cache):
+def _check(model, prompt, length, drafts, temperature, key):
     check_tokens(prompt, model.config.vocabulary)
+    for name, number, most in (("length", length, 2**20), ("drafts", drafts, MOST_DRAFTS)):
+        if not 1 <= number <= most:
+            raise ValueError(f"{name} must lie in [1, {most}]; got {number}.")
+    if model.config.recursion:
+        raise ValueError("recursion: caches that lack tokens cannot go back to a length.")
+    check_sampling(temperature or None, None, None)
+    if temperature and key is None:
+        raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
+
+
+def _check_draft(model, draft, shares_cache):
     if draft.config.vocabulary != model.config.vocabulary:
         raise ValueError(
             f"draft has a vocabulary of {draft.config.vocabulary}; the model's is "
             f"{model.config.vocabulary}."
         )
-    for name, number, most in (("length", length, 2**20), ("drafts", drafts, MOST_DRAFTS)):
-        if not 1 <= number <= most:
-            raise ValueError(f"{name} must lie in [1, {most}]; got {number}.")
-    if model.config.recursion or draft.config.recursion:
+    if draft.config.recursion:
         raise ValueError("recursion: caches that lack tokens cannot go back to a length.")
-    check_sampling(temperature or None, None, None)
-    if temperature and key is None:
-        raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
     # A draft with its own cache keeps the states to which it may return.
     states = () if shares_cache else (word for word, x in LAYERS.items() if x.is_recurrent)
-    taken = {"model": REWINDABLE, "draft": (*REWINDABLE, *states)}
-    for name, config in (("model", model.config), ("draft", draft.config)):
-        words = {*config.layers, *config.prelude_layers, *config.coda_layers}
-        other = sorted(words - {*taken[name]})
-        if other or any(w is not None for windows in config.loop_windows for w in windows):
-            what = f"layers {other[0]!r}" if other else "windows"
-            raise ValueError(
-                f"{name} has {what}, whose cache cannot take tokens back; want layers out of "
-                f"{', '.join(taken[name])} without windows."
-            )
+    words = {*draft.config.layers, *draft.config.prelude_layers, *draft.config.coda_layers}
+    taken = (*REWINDABLE, "nsa", "moba", *states)
+    other = sorted(words - {*taken})
+    if other or any(w is not None for windows in draft.config.loop_windows for w in windows):
+        what = f"layers {other[0]!r}" if other else "windows"
+        raise ValueError(
+            f"draft has {what}, whose cache cannot take tokens back; want layers out of "
+            f"{', '.join(taken)} without windows."
+        )
