@@ -59,7 +59,8 @@ def test_greedy_text_is_that_of_the_exact_model_row_by_row():
             pytest.param(pattern, fields, marks=pytest.mark.nightly)
             for pattern, fields in (
                 ("gdn", {}), ("mamba2 full", {}), ("hybrid", {}), ("rwkv7", {}), ("conv full", {}),
-                ("full", {"windows": "4"}), ("csa full", {}), ("nsa moba", {}), ("dsa mla", {}), ("mesa", {}), ("kda full", {}),
+                ("full", {"windows": "4"}), ("csa full", {}), ("nsa moba", {}),
+                ("dsa mla", {}), ("mesa", {}), ("kda full", {}),
             )
         ),
     ],
