@@ -13,7 +13,7 @@ from toolkit.cli import commands as cli
 from toolkit.experiments import Comparison, load_comparison, show_comparison
 from toolkit.experiments.compare.comparison import CURVE, LOSS
 from toolkit.experiments.compare.matching import matched, run_flops
-from toolkit.experiments.compare.running import FACTS, RATES, RUNS
+from toolkit.experiments.compare.running import FACTS, RATES, RUNS, _set_aside_other_rates
 from toolkit.experiments.kit.records import FinishedRuns
 from toolkit.language import TrainingRun
 from toolkit.looped import LoopedConfig, LoopedLM, flops_per_token, parameter_count
@@ -120,6 +120,17 @@ def test_the_page_says_the_verdict_of_paired_seeds(tmp_path, capsys, differences
     assert "The best rate of plain" not in text
     assert "<svg" in text
     assert (page.parent / "comparison.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_runs_at_other_rates_are_set_aside(tmp_path):
+    folder = recorded(tmp_path / "folder", [0.0])
+    comparison = load_comparison(folder)[0]
+    best = {"plain": 0.003, "looped": 0.0015}
+    _set_aside_other_rates(comparison.final(best), folder)
+    assert (folder / RUNS).exists()  # the control: these rates
+    _set_aside_other_rates(comparison.final(best | {"looped": 0.006}), folder)
+    assert not (folder / RUNS).exists()
+    assert (folder / "runs-before-1.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from toolkit.experts import balance_loss, pooled_statistics, updated_choice_bias
 from toolkit.looped.feed_forward import FEED_FORWARDS, RouterState
 from toolkit.looped.mixing.streaming import streaming
 from toolkit.looped.recursion.loss import ROUTER_WEIGHTS, trained_hidden
+from toolkit.looped.scanned import scanned_layers
 from toolkit.parallel import streamed_loss
 
 
@@ -27,6 +28,7 @@ def next_byte_loss(
     block_chunks: int = 1,
     balance: float = 0.0,
     router_z: float = 0.0,
+    scan_layers: bool = False,
 ) -> Float[Array, ""]:
     """Mean cross-entropy of the next byte, or other token.
 
@@ -44,6 +46,8 @@ def next_byte_loss(
         balance: weight of the `toolkit.experts.balance_loss` of each "moe" layer, of its loads in
             all loops and sequences; above 0 only for models that have some.
         router_z: weight of the `toolkit.experts.z_loss` of each "moe" layer, likewise.
+        scan_layers: whether layers that repeat are traced once, see
+            `toolkit.looped.scanned_layers`.
 
     Returns:
         Nats per byte, or per token.
@@ -58,7 +62,8 @@ def next_byte_loss(
         ()
     """
     how = {"chunks": chunks, "block_chunks": block_chunks, "balance": balance}
-    return _loss(nnx.merge(graph, params), batch, router_z=router_z, **how)[0]
+    how |= {"router_z": router_z, "scan_layers": scan_layers}
+    return _loss(nnx.merge(graph, params), batch, **how)[0]
 
 
 def loss_of_parts(graph: nnx.GraphDef, *parts: Any, **how: Any) -> Float[Array, ""]:
@@ -68,7 +73,13 @@ def loss_of_parts(graph: nnx.GraphDef, *parts: Any, **how: Any) -> Float[Array, 
 
 
 def loss_of_recursion(
-    graph: nnx.GraphDef, params: nnx.State, batch: Any, *, chunks: int = 1, block_chunks: int = 1
+    graph: nnx.GraphDef,
+    params: nnx.State,
+    batch: Any,
+    *,
+    chunks: int = 1,
+    block_chunks: int = 1,
+    scan_layers: bool = False,
 ) -> Float[Array, ""]:
     """`recursion_loss` of a model with a router of loops, with the arguments of `next_byte_loss`.
 
@@ -76,7 +87,7 @@ def loss_of_recursion(
     """
     model = nnx.merge(graph, params)
     inputs, targets, *packed = batch
-    with streaming(block_chunks, model.config):
+    with streaming(block_chunks, model.config), scanned_layers(scan_layers):
         hidden, extra = trained_hidden(model, inputs, packed[0] if packed else None)
     loss = _cross_entropy(model, hidden, targets, packed, chunks)
     return loss + ROUTER_WEIGHTS[model.router.kind] * extra
@@ -102,10 +113,13 @@ def loss_and_bias(
     return loss, nnx.state(model, RouterState)
 
 
-def _loss(model, batch, *, chunks=1, block_chunks=1, balance=0.0, router_z=0.0, is_routed=False):
+def _loss(
+    model, batch, *, chunks=1, block_chunks=1, balance=0.0, router_z=0.0, scan_layers=False,
+    is_routed=False,
+):  # fmt: skip
     inputs, targets, *packed = batch
     segment_ids, routing = packed[0] if packed else None, ()
-    with streaming(block_chunks, model.config):
+    with streaming(block_chunks, model.config), scanned_layers(scan_layers):
         if balance or router_z or is_routed:
             hidden, routing = model.with_routing(inputs, segment_ids=segment_ids)
         else:

@@ -8,6 +8,7 @@ SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor", "ring", "zigzag", "ulyss
 HOW_IT_RUNS = (
     "layout", "tensor_devices", "context_devices", "loss_chunks", "block_chunks", "accumulate",
     "device_batch", "evaluate_every", "checkpoint_every", "checkpoint_minutes", "keep",
+    "scan_layers",
 )  # fmt: skip
 """Fields of a run that affect only where, in which parts and how often something is done."""
 
@@ -43,6 +44,8 @@ class TrainingSettings(Recipe):
             vocabularies: less memory, a third more work in the head.
         block_chunks: pieces of each sequence in the backward pass of every block (StreamBP): less
             memory, a third more work.
+        scan_layers: trace layers that repeat once, so that the time to compile does not grow with
+            depth; None: under layout "single".
         evaluate_every: steps between evaluations; None for an eighth of the run.
         checkpoint_every: steps between checkpoints; None for an eighth of the run.
         checkpoint_minutes: also save when so many minutes have passed since the last checkpoint.
@@ -68,6 +71,7 @@ class TrainingSettings(Recipe):
     device_batch: int | None = None
     loss_chunks: int = 1
     block_chunks: int = 1
+    scan_layers: bool | None = None
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
     checkpoint_minutes: float | None = None

@@ -142,6 +142,7 @@ def train_language_model(
         state = layout.apply(state) if form is None else form.placed(state)
     has_experts = "moe" in run.config.feed_forward_words
     parts: dict[str, Any] = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
+    parts["scan_layers"] = run.scan_layers or (run.scan_layers is None and layout is None)
     evaluated = loss = partial(loss_of_parts, graph, **parts)
     if run.config.recursion is not None:
         loss = partial(loss_of_recursion, graph, **parts)

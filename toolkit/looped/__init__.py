@@ -10,6 +10,7 @@ match_compute             give one model as many of these as another has
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
 register_layer            add one of your own
+scanned_layers            trace equal layers once
 draw_loops                a number of loops for one training step
 with_loops                the same model with another number of loops
 exit_probabilities        probability of stopping after each loop (exit gate)
@@ -98,6 +99,7 @@ from toolkit.looped.patterns import (
 )
 from toolkit.looped.presets import PRESETS
 from toolkit.looped.recursion.loss import recursion_depths, recursion_loss
+from toolkit.looped.scanned import scanned_layers
 from toolkit.looped.theory import (
     effective_transition,
     influence_bound,
@@ -154,6 +156,7 @@ __all__ = [
     "sample_token",
     "save_checkpoint",
     "save_model",
+    "scanned_layers",
     "sparse_reads",
     "stream",
     "tokens_reached",

@@ -20,7 +20,7 @@ from toolkit.experiments.compare.comparison import Comparison, Text, run_of
 from toolkit.experiments.compare.matching import MATCHES, matched
 from toolkit.experiments.compare.page import show_comparison
 from toolkit.experiments.kit.experiment import Experiment, Run, Stopped
-from toolkit.experiments.kit.records import FinishedRuns, read_runs, results_of
+from toolkit.experiments.kit.records import FinishedRuns, read_runs, results_of, setting_facts
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.runner import finish_runs
 from toolkit.language import TrainingRun, train_language_model, write_tokens
@@ -96,6 +96,8 @@ def run_comparison(
         found = comparison.best_rates(tried)
         print("  ".join(f"{label}: rate {rate:g}" for label, rate in found.items()), flush=True)
         final = comparison.final(found, text)
+        with locked(directory / ".lock", wait=True):
+            _set_aside_other_rates(final, directory)
         runs = sorted(final.runs(seeds), key=lambda run: run.seed)
         _finished(final, runs, directory, RUNS, command)
     except (KeyboardInterrupt, Stopped):
@@ -227,6 +229,16 @@ def _seconds(
             found[label] = min(seconds, found.get(label, seconds))
             shutil.rmtree(folder)
     return found
+
+
+def _set_aside_other_rates(final: Experiment, directory: Path) -> None:
+    """Where more rates were tried since and another one is best, judged runs are made anew."""
+    path = directory / RUNS
+    for line in read_runs(path, final):
+        if line["setting"] != setting_facts(final.settings[line["label"]]):
+            number = len([*directory.glob("runs-before-*.jsonl")]) + 1
+            path.rename(directory / f"runs-before-{number}.jsonl")
+            return
 
 
 def _finished(

@@ -9,14 +9,16 @@ bytes) per update, so that nothing flickers. A reader without a kernel sees the 
 
 import base64
 import inspect
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from toolkit.figures import Picture, new_figure, style
+from toolkit.figures import Picture, new_figure, save_figure, style
 from toolkit.figures.style import magnification
 from toolkit.lab.kit.controls import Control
 from toolkit.lab.kit.plot import Plot
@@ -184,6 +186,18 @@ class Panel:
         panel._followers.append(self)
         self._take_over(panel)
         return self
+
+    def save(self, path: str | os.PathLike, columns: int = 2) -> Path:
+        """Write the picture as a paper takes it, PDF or SVG, one or two columns wide; see
+        `toolkit.figures.save_figure`."""
+        moving = self.picture.moving
+        for artist in moving:  # which only `Picture` draws otherwise
+            artist.set_animated(False)
+        try:
+            return save_figure(self.picture.figure, path, columns)
+        finally:
+            for artist in moving:
+                artist.set_animated(True)
 
     def draw(self, view: View) -> None:
         """Draw a view without changing anything else of the panel."""
