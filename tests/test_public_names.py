@@ -43,8 +43,8 @@ NAMES = {
         exit_loop exit_loss exit_probabilities extend flops_per_token front_loaded generate
         indexer_losses influence_bound interleave load_checkpoint load_layer load_model
         match_compute match_parameters pad_prompts parameter_count penalised_logits
-        permutation_steps prefill random_placement sample_token save_model stream tokens_reached
-        truncated_logits vote with_loops with_windows
+        permutation_steps prefill random_placement sample_token save_model scanned_layers stream
+        tokens_reached truncated_logits vote with_loops with_windows
     """,
     "lr": """
         AutoLRS CONTENDERS Contender Controller CoordinateCheck Forecast GaussianProcess

@@ -14,7 +14,7 @@ from toolkit.experiments import Comparison, load_comparison, show_comparison
 from toolkit.experiments.compare.comparison import CURVE, LOSS
 from toolkit.experiments.compare.matching import matched, run_flops
 from toolkit.experiments.compare.running import FACTS, RATES, RUNS, _set_aside_other_rates
-from toolkit.experiments.kit.records import FinishedRuns
+from toolkit.experiments.kit.records import FinishedRuns, results_of
 from toolkit.language import TrainingRun
 from toolkit.looped import LoopedConfig, LoopedLM, flops_per_token, parameter_count
 
@@ -120,6 +120,18 @@ def test_the_page_says_the_verdict_of_paired_seeds(tmp_path, capsys, differences
     assert "The best rate of plain" not in text
     assert "<svg" in text
     assert (page.parent / "comparison.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_page_in_the_docs_says_what_its_record_says():
+    folder = Path(__file__).parents[2] / "data/comparisons/looped-hybrid"
+    comparison, tried, lines = load_comparison(folder)
+    final = comparison.final(comparison.best_rates(tried))
+    (verdict,) = final.verdicts(results_of(lines, final))
+    assert (verdict.word, verdict.seeds) == ("not shown", 8)
+    assert verdict.interval[0] < 0 < verdict.interval[1]
+    assert np.mean(verdict.interval) == pytest.approx(0.055, abs=5e-4)
+    text = (folder.parents[2] / "docs/compare.md").read_text()
+    assert "*not\nshown*: the mean difference of 0.055 bits per byte" in text
 
 
 def test_runs_at_other_rates_are_set_aside(tmp_path):

@@ -54,6 +54,7 @@ def test_values_gradients_and_the_tree_are_those_of_layers_one_by_one(pattern, o
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), *found)
 
 
+@pytest.mark.slow
 def test_the_program_of_a_deep_model_grows_only_by_the_stack_of_its_parameters():
     short, long = (LoopedConfig.tiny("gdn full " * n, width=8, heads=1) for n in (3, 9))
     assert lines(long, is_scanned=True) < 1.25 * lines(short, is_scanned=True)

@@ -292,7 +292,7 @@ def test_a_misspelt_control_is_refused(panel: LinePanel) -> None:
 @pytest.mark.parametrize(("columns", "width"), [(1, 3.35), (2, 7.0)])
 def test_a_panel_is_saved_for_a_paper(tmp_path, columns, width):
     panel = LinePanel()
-    before = panel.png()
+    before = panel.picture.png()
     empty = LinePanel(height=1024).save(tmp_path / "other.svg", columns).read_text()
     drawn = panel.save(tmp_path / "figure.svg", columns).read_text()
     assert f'width="{72 * width:g}pt"' in drawn
@@ -301,6 +301,6 @@ def test_a_panel_is_saved_for_a_paper(tmp_path, columns, width):
     assert b"/FontFile2" in pdf  # embedded TrueType
     assert b"/Type3" not in pdf
     assert panel.save(tmp_path / "again.pdf", columns).read_bytes() == pdf
-    assert panel.png() == before
+    assert panel.picture.png() == before
     with pytest.raises(ValueError, match="columns: got 3"):
         panel.save(tmp_path / "figure.pdf", columns=3)
