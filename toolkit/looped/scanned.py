@@ -8,7 +8,7 @@ repeat are stacked. A mixed pattern scans its repeating unit: "gdn gdn gdn full"
 scan of four turns over four layers. What still grows with depth is the stack, two lines or so per
 parameter and layer.
 
-Source: MaxText's `scan_layers`, whose checkpoints hold the stack; here only the program does.
+MaxText's checkpoints hold the stack; here only the program does.
 """
 
 import contextlib
@@ -36,6 +36,11 @@ def scanned_layers(is_scanned: bool = True) -> Iterator[None]:
 
     Args:
         is_scanned: False for a block that changes nothing.
+
+    Returns:
+        A context manager.
+
+    Source: MaxText's `scan_layers`.
 
     Cost: Parameters of repeated layers are copied once per pass; results differ by rounding.
 
