@@ -166,6 +166,10 @@ def test_groups_take_the_link_that_reaches():
         ({"strategy": Strategy(tensor=8, **STREAMED)}, "and so does tensor 8; nearest .* works: 1"),
         ({"strategy": Strategy(fsdp=8, **STREAMED), "sequence_length": 2050}, "works: 2048"),
         ({"strategy": Strategy(fsdp=8, **STREAMED), "model": LATENT}, "not modelled for mla"),
+        *(
+            ({"model": LoopedConfig.tiny(word)}, f"'{word}' layers .* nearest that are: '{near}'")
+            for word, near in (("csa", "dsa"), ("relative", "full"), ("shared_window", "window"))
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(changed, words):

@@ -6,6 +6,10 @@ so that both can be added:
 
     warm-up      the model attends to everything, only the indexers learn (stage "dense")
     afterwards   cross-entropy of the logits + mean of the losses                (stage "sparse")
+
+The indexers of "csa" and "qsa" layers have no loss here. Public codes train DeepSeek-V4's, and
+differ in whether the distribution over its entries is taken within the softmax that also has the
+window and the sink; none was found for Qwen4's.
 """
 
 from typing import Any, NamedTuple, cast

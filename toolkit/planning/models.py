@@ -44,11 +44,12 @@ DENSE: dict[str, LoopedConfig] = {
 }
 MODELS: dict[str, LoopedConfig] = DENSE | PRESETS
 
-NOT_MODELLED = {
-    "nope", "conv", "channel_mix", "hybrid", "lightning", "shared_window", "hca", "csa", "qsa",
-    "value_embedding",
+NEAREST = {
+    "conv": "window", "channel_mix": "full", "hybrid": "mamba2", "hca": "dsa", "csa": "dsa",
+    "qsa": "dsa",
 }  # fmt: skip
-"""Layers of which nothing here knows the memory or the time."""
+"""Layers of which nothing here knows the memory or the time, and those that are most like them. A
+layer that is computed by the mixer of another word is not modelled either."""
 
 
 def model_of(model: Any) -> LoopedConfig:
@@ -250,10 +251,14 @@ def _check_config(config: LoopedConfig) -> None:
                 f"model: {name}={getattr(config, name)!r} is not modelled; want "
                 f"{getattr(LoopedConfig, name)!r}"
             )
-    other = sorted(NOT_MODELLED & {*config.layers})
-    if other or config.swiglu != type(config.swiglu)():
-        named = f"the layer {other[0]!r}" if other else "options of swiglu"
-        raise ValueError(f"model: {named} are not modelled; want 'full' layers and plain SwiGLUs")
+    for word in sorted({*config.layers}):
+        near = NEAREST.get(word) or LAYERS[word].mixer or word
+        if near != word:
+            raise ValueError(
+                f"model: {word!r} layers are not modelled; the nearest that are: {near!r}"
+            )
+    if config.swiglu != type(config.swiglu)():
+        raise ValueError("model: options of swiglu are not modelled; want a plain SwiGLU")
     if config.loops_differ:
         raise ValueError("model: windows that differ between loops are not modelled")
 

@@ -4,6 +4,7 @@ A style has a table of rules for every kind of layer it knows; those of softmax 
 `softmax_names.py`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -121,6 +122,21 @@ _RWKV7 = (
 )
 
 
+def _rwkv7(
+    projections: tuple[str, ...], norm: str, low_rank: Callable[[str, str], tuple[WeightRule, ...]]
+) -> tuple[WeightRule, ...]:
+    """The rules of time mixing, by the names that a spelling has."""
+    parts = zip(("query", "key", "value", "output"), projections, strict=True)
+    ranked = (rule for pair in _LOW_RANK.items() for rule in low_rank(*pair))
+    return (
+        *_RWKV7,
+        *(projection(ours, f"{theirs}.weight") for ours, theirs in parts),
+        *(rule for rule in ranked if rule.ours != ("gate.bias",)),
+        vector("norm.scale", f"{norm}.weight"),
+        vector("norm.bias", f"{norm}.bias"),
+    )
+
+
 def _grouped(layer: Any, tensor: Array) -> list[Array]:
     """[groups * outputs, inputs] -> [groups, inputs, outputs]."""
     groups, inputs, outputs = layer.output_down.shape
@@ -226,45 +242,25 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
         ),
     },
     "rwkv7": {
-        "rwkv7": (
-            *_RWKV7,
-            projection("query", "receptance.weight"),
-            projection("key", "key.weight"),
-            projection("value", "value.weight"),
-            projection("output", "output.weight"),
-            *(
-                rule
-                for ours, letter in _LOW_RANK.items()
-                for rule in (
-                    as_it_is(f"{ours}.down.kernel", f"{letter}1"),
-                    as_it_is(f"{ours}.up.kernel", f"{letter}2"),
-                    vector(f"{ours}.bias", f"{letter}0"),
-                )
-                if ours != "gate" or rule.ours[0] != "gate.bias"
+        "rwkv7": _rwkv7(
+            ("receptance", "key", "value", "output"),
+            "ln_x",
+            lambda ours, letter: (
+                as_it_is(f"{ours}.down.kernel", f"{letter}1"),
+                as_it_is(f"{ours}.up.kernel", f"{letter}2"),
+                vector(f"{ours}.bias", f"{letter}0"),
             ),
-            vector("norm.scale", "ln_x.weight"),
-            vector("norm.bias", "ln_x.bias"),
         ),
     },
     "rwkv7_of_fla": {
-        "rwkv7": (
-            *_RWKV7,
-            projection("query", "r_proj.weight"),
-            projection("key", "k_proj.weight"),
-            projection("value", "v_proj.weight"),
-            projection("output", "o_proj.weight"),
-            *(
-                rule
-                for ours, letter in _LOW_RANK.items()
-                for rule in (
-                    projection(f"{ours}.down", f"{letter}_lora.lora.0.weight"),
-                    projection(f"{ours}.up", f"{letter}_lora.lora.2.weight"),
-                    vector(f"{ours}.bias", f"{letter}_lora.lora.2.bias"),
-                )
-                if ours != "gate" or rule.ours[0] != "gate.bias"
+        "rwkv7": _rwkv7(
+            ("r_proj", "k_proj", "v_proj", "o_proj"),
+            "g_norm",
+            lambda ours, letter: (
+                projection(f"{ours}.down", f"{letter}_lora.lora.0.weight"),
+                projection(f"{ours}.up", f"{letter}_lora.lora.2.weight"),
+                vector(f"{ours}.bias", f"{letter}_lora.lora.2.bias"),
             ),
-            vector("norm.scale", "g_norm.weight"),
-            vector("norm.bias", "g_norm.bias"),
         ),
         "channel_mix": (
             vector("shift", "x_k"),
