@@ -19,6 +19,8 @@ from toolkit.lab.lessons.subjects.cluster_plan import predicted
 from toolkit.lr import NoisyQuadratic
 from toolkit.parallel.experts import dispatch_traffic
 from toolkit.parallel.experts.dispatch import expert_slots
+from toolkit.parallel.gradients import COMPRESSORS, PATTERNS, cyclic_code
+from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.pipeline import program_of
 from toolkit.planning import Strategy
 from toolkit.schedules import (
@@ -153,7 +155,22 @@ SHEETS = {
             "2 * d * r * N / (N - 1)", {"d": 2, "r": 45, "N": 16},
             lambda d, r, N: float(optimum(torus(4, 4, rate=r)).rate), "GB/s"),
     ],
+    "four_bits": [
+        Row("sum of n gradients over D devices in k bits, a float32 scale per b",
+            "2 * (D - 1) / D * n * (k / 8 + 4 / b)", {"D": 8, "n": 4096, "k": 4, "b": 64},
+            lambda D, n, k, b: compressed_bytes(D, n, b), "bytes"),
+        Row("parts that each of n workers computes so that any s may be late", "s + 1",
+            {"n": 8, "s": 3}, lambda n, s: int((cyclic_code(n, s) != 0).sum(1).max())),
+    ],
 }  # fmt: skip
+
+
+def compressed_bytes(devices, numbers, block):
+    """What an exchange in four bits sends."""
+    along = Along.over({"data": devices}, devices)
+    row = COMPRESSORS["int4"](block)
+    sends = PATTERNS["scatter_gather"].sends(row, along, numbers // devices)
+    return sum(sent for _, sent in sends)
 
 
 def median_error(samples):

@@ -26,6 +26,7 @@ SECOND_TIER = (
     "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
     "TimelinePanel", "StalePanel", "AcceptancePanel", "ExpertPanel", "BalancePanel",
     "DispatchPanel", "LayoutPanel", "PipelinePanel", "CutPanel", "ChunksPanel",
+    "SentPanel", "LanesPanel",
 )  # fmt: skip
 UNITS_ARE_WORDS = ("ReadingPanel", "MixerPanel")
 WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
@@ -34,6 +35,7 @@ WITH_SLIDERS = (
     "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
     "ChipMemoryPanel", "SpeedupPanel", "DropPanel", "ExpertPanel", "BalancePanel",
     "DispatchPanel", "LayoutPanel", "PipelinePanel",
+    "SentPanel", "LanesPanel",
 )  # fmt: skip
 # Sisters of a panel that is moved by day, and those that are moved longest.
 SISTERS = {

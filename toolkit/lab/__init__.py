@@ -22,6 +22,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `PipelinePanel`: a pipeline schedule that plays, with its memory, bubble, bound and messages
 * `CutPanel`: a network's loads and its tightest cut, with a cable slowed or cut
 * `ChunksPanel`: a collective chunk by chunk, along rings and along the best trees
+* `SentPanel`: bytes of a gradient by scheme, loads of the owners of rows, loss against bytes
+* `LanesPanel`: which gradients are worth compressing, on a timeline, by four searches
 * `DropPanel`: sparse decoding of a long text: tokens read and missed, and the cost
 * `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it could have stopped
 * `CodesPanel`: hash bits and product-quantised codes against true scores
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from toolkit.lab.experts.dispatch import DispatchPanel
     from toolkit.lab.experts.layout import LayoutPanel
     from toolkit.lab.experts.tokens import ExpertPanel
+    from toolkit.lab.gradients.lanes import LanesPanel
+    from toolkit.lab.gradients.sent import SentPanel
     from toolkit.lab.kit.controls import Choice, Number, Words
     from toolkit.lab.kit.panel import Panel
     from toolkit.lab.latent.decode import DecodePanel
@@ -100,6 +104,8 @@ _HOMES = {
     "toolkit.lab.experts.dispatch": ("DispatchPanel",),
     "toolkit.lab.experts.layout": ("LayoutPanel",),
     "toolkit.lab.experts.tokens": ("ExpertPanel",),
+    "toolkit.lab.gradients.lanes": ("LanesPanel",),
+    "toolkit.lab.gradients.sent": ("SentPanel",),
     "toolkit.lab.kit.controls": ("Choice", "Number", "Words"),
     "toolkit.lab.kit.panel": ("Panel",),
     "toolkit.lab.latent.decode": ("DecodePanel",),
@@ -148,6 +154,7 @@ __all__ = [
     "ExpertPanel",
     "FitPanel",
     "FitsPanel",
+    "LanesPanel",
     "LayoutPanel",
     "Lesson",
     "LoopPanel",
@@ -165,6 +172,7 @@ __all__ = [
     "ReadingPanel",
     "SalePanel",
     "SearchPanel",
+    "SentPanel",
     "SlicePanel",
     "SpeedupPanel",
     "StalePanel",

@@ -21,10 +21,12 @@ LESSONS = (
     "who_goes_where",
     "pipeline_on_devices",
     "trees_and_cuts",
+    "four_bits",
 )
 INSTRUMENTS = (
     "collectives",
     "experts",
+    "gradients",
     "latent",
     "looped",
     "lr_search",

@@ -68,6 +68,21 @@ def _slow_cable() -> Answer:
     )
 
 
+def _few_compressed() -> Answer:
+    from toolkit.lab.gradients.lanes import LanesPanel
+
+    view = LanesPanel(chips="h100:8", compressor="int8", search="best").view
+    best, dense = view.shown, view.schedules["dense"]
+    count = sum(name != "dense" for name in best.options())
+    return Answer(
+        count,
+        f"{count} (modelled): on NVLink an eight-bit message costs the chip nearly what it saves "
+        "the link, so only what is still on its way when the backward pass ends is worth it. "
+        f"{1e3 * best.exposed:.2f} ms are exposed then, {1e3 * dense.exposed:.2f} ms if all are "
+        "dense.",
+    )
+
+
 def _latents_kept() -> Answer:
     from toolkit.lab.latent.decode import DecodePanel
 
@@ -277,6 +292,20 @@ OUTLINES = {
                 unit="per cent",
                 low=0,
                 high=100,
+            ),
+        ),
+    ),
+    "gradients": Outline(
+        "Gradients",
+        (
+            Question(
+                "few_compressed",
+                "Eight H100 on NVLink train a small model on 4,096 tokens each and sum ten "
+                "gradients. Eight bits would halve the bytes of bfloat16 and quarter those of "
+                "float32. How many of the ten does it pay to compress?",
+                _few_compressed,
+                low=0,
+                high=10,
             ),
         ),
     ),

@@ -114,6 +114,13 @@ def _ticks(axes: Axes) -> None:
             axes.barh(-device, 0.9, 0.8, left=11 - device + tick, color=ORANGE)
 
 
+def _few_bits(axes: Axes) -> None:
+    x = np.linspace(0, 2 * np.pi, 200)
+    axes.plot(x, np.sin(x), color=FAINT, linewidth=5)
+    axes.step(x, np.round(3 * np.sin(x)) / 3, color=BLUE)
+    axes.step(x, np.where(np.sin(x) >= 0, 0.64, -0.64), color=ACCENT, linestyle=look("gdn").dashes)
+
+
 PICTURES: dict[str, Callable[[Axes], None]] = {
     "attention_cost": _cost,
     "honest_benchmark": _honest,
@@ -130,6 +137,7 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "who_goes_where": _routed,
     "pipeline_on_devices": _ticks,
     "trees_and_cuts": _tree,
+    "four_bits": _few_bits,
 }
 
 
