@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from toolkit.parallel.gradients import COMPRESSORS, contracted
-from toolkit.parallel.gradients.compressors import compressor_of
-from toolkit.parallel.gradients.packing import pack, unpack
+from toolkit.parallel.gradients.compression.compressors import compressor_of
+from toolkit.parallel.gradients.compression.packing import pack, unpack
 
 ROUNDING = 1e-5  # for a number so near a level that no draw rounds it away
 STANDARD_ERRORS = 5.0

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from toolkit.measure import collectives
 from toolkit.parallel import make_mesh
 from toolkit.parallel.gradients import COMPRESSORS, FEEDBACKS, PATTERNS, Exchange, contracted
-from toolkit.parallel.gradients.messages import Messages
+from toolkit.parallel.gradients.compression.messages import Messages
 
 SUMS = 1e-6  # float32 sums in another order
 N = 4096

@@ -18,7 +18,7 @@ from toolkit.lab.kit.view import Data, View
 from toolkit.measure import in_words
 from toolkit.parallel.gradients import COMPRESSORS, Exchange, RowOwners
 from toolkit.parallel.gradients.peers import Along
-from toolkit.parallel.gradients.row_bytes import row_bytes
+from toolkit.parallel.gradients.rows.row_bytes import row_bytes
 from toolkit.planning import cluster
 
 ROWS, WIDTH = 65_536, 512  # of the table; its numbers are the gradient of all other schemes

@@ -19,27 +19,27 @@ An exchange is a compressor, a pattern and a feedback, each a row of a table; ad
 * `repetition_code`, `cyclic_code`, `decoding_weights`, `coded_load`: gradients despite stragglers
 """
 
-from toolkit.parallel.gradients.coding import (
+from toolkit.parallel.gradients.apart.coding import (
     coded_load,
     cyclic_code,
     decoding_weights,
     repetition_code,
 )
-from toolkit.parallel.gradients.compressors import COMPRESSORS, Compressor, contracted
+from toolkit.parallel.gradients.apart.local_steps import LocalState, LocalSteps, local_steps
+from toolkit.parallel.gradients.apart.zeroth_order import zeroth_order_step
+from toolkit.parallel.gradients.compression.compressors import COMPRESSORS, Compressor, contracted
+from toolkit.parallel.gradients.compression.feedback import FEEDBACKS, Feedback
+from toolkit.parallel.gradients.compression.low_rank import LowRankState, low_rank_mean
 from toolkit.parallel.gradients.exchange import Exchange
-from toolkit.parallel.gradients.feedback import FEEDBACKS, Feedback
-from toolkit.parallel.gradients.local_steps import LocalState, LocalSteps, local_steps
-from toolkit.parallel.gradients.low_rank import LowRankState, low_rank_mean
 from toolkit.parallel.gradients.patterns import PATTERNS, Pattern
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
-from toolkit.parallel.gradients.row_bytes import dense_crossover, row_bytes
-from toolkit.parallel.gradients.sparse_rows import (
+from toolkit.parallel.gradients.rows.row_bytes import dense_crossover, row_bytes
+from toolkit.parallel.gradients.rows.sparse_rows import (
     RowOwners,
     RowReport,
     exchange_rows,
     row_capacity,
 )
-from toolkit.parallel.gradients.zeroth_order import zeroth_order_step
 
 __all__ = [
     "COMPRESSORS",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.parallel.gradients.messages import Rows
+from toolkit.parallel.gradients.compression.messages import Rows
 from toolkit.parallel.gradients.peers import Along
 
 

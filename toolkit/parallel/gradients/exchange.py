@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from toolkit.parallel.gradients.compressors import Compressor, compressor_of
-from toolkit.parallel.gradients.feedback import FEEDBACKS, Feedback
+from toolkit.parallel.gradients.compression.compressors import Compressor, compressor_of
+from toolkit.parallel.gradients.compression.feedback import FEEDBACKS, Feedback
 from toolkit.parallel.gradients.patterns import PATTERNS, Pattern
 
 DENSE_BELOW = 2**14

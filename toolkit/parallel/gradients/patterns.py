@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.parallel.gradients.compressors import Compressor
-from toolkit.parallel.gradients.messages import Messages, Rows
-from toolkit.parallel.gradients.packing import pack, unpack
+from toolkit.parallel.gradients.compression.compressors import Compressor
+from toolkit.parallel.gradients.compression.messages import Messages, Rows
+from toolkit.parallel.gradients.compression.packing import pack, unpack
 from toolkit.parallel.gradients.peers import Along, Peers
 
 Sends = Callable[[Compressor, Along, int], list[tuple[Peers, float]]]

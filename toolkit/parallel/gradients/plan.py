@@ -18,8 +18,8 @@ from jaxtyping import Int
 
 from toolkit.parallel.axes import axes_of, check_auto_axes, only, unshared
 from toolkit.parallel.gradients.buffers import Group, Leaf
+from toolkit.parallel.gradients.compression.messages import Messages, store
 from toolkit.parallel.gradients.exchange import Exchange
-from toolkit.parallel.gradients.messages import Messages, store
 from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.layout import Layout, Placement
 

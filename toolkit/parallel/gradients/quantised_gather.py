@@ -7,8 +7,8 @@ from jax.sharding import PartitionSpec
 
 from toolkit.parallel.axes import axes_of
 from toolkit.parallel.gradients.buffers import Leaf, cut_rows
+from toolkit.parallel.gradients.compression.messages import Messages
 from toolkit.parallel.gradients.exchange import Exchange
-from toolkit.parallel.gradients.messages import Messages
 from toolkit.parallel.gradients.patterns import PATTERNS
 from toolkit.parallel.gradients.peers import Along, Peers
 

@@ -16,8 +16,8 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from toolkit.parallel.gradients.buffers import Group, cut_rows
-from toolkit.parallel.gradients.feedback import Feedback
-from toolkit.parallel.gradients.messages import load, store
+from toolkit.parallel.gradients.compression.feedback import Feedback
+from toolkit.parallel.gradients.compression.messages import load, store
 from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.gradients.plan import ExchangePlan
 

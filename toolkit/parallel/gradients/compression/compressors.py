@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.parallel.gradients.packing import in_blocks, pack, unpack
+from toolkit.parallel.gradients.compression.packing import in_blocks, pack, unpack
 
 Payload = tuple[Array, ...]
 Rounding = Literal["stochastic", "nearest"]

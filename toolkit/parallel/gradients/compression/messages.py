@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from toolkit.parallel.gradients.compressors import Compressor, Payload
-from toolkit.parallel.gradients.feedback import Feedback, Memory
+from toolkit.parallel.gradients.compression.compressors import Compressor, Payload
+from toolkit.parallel.gradients.compression.feedback import Feedback, Memory
 
 Rows = Float[Array, "parts length"]
 

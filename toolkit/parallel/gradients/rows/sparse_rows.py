@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from toolkit._checks import checked
-from toolkit.parallel.gradients.packing import pack, unpack
+from toolkit.parallel.gradients.compression.packing import pack, unpack
 
 
 @dataclass(frozen=True, eq=False)

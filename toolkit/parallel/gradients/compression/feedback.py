@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.parallel.gradients.compressors import Compressor, int8
+from toolkit.parallel.gradients.compression.compressors import Compressor, int8
 
 MOVING_AVERAGE = 0.5  # of LoCo
 MOMENTUM = 0.9  # of DGC

@@ -1,0 +1,1 @@
+"""What a gradient becomes on the wire, and what its sender remembers."""
