@@ -19,6 +19,7 @@ from toolkit.lab import (
     MixerPanel,
     PipelinePanel,
     RacePanel,
+    SentPanel,
     SpeedupPanel,
     StepPanel,
 )
@@ -194,3 +195,15 @@ def test_a_cable_that_may_be_slow(answer: dict, words: str, capsys) -> None:
     boxes = CutPanel(**({"network": "a100:2x4", "speed": 0.5} | answer))
     rooms = {"named_topology": named_topology, "optimum": optimum}
     assert words in said_by_check("collectives", capsys, boxes=boxes, **rooms)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"density": 0.065}, "Right: from 1 / 16"),
+        ({"density": 0.2}, "a smaller share does so too"),
+        ({"density": 0.01}, "Not yet: at 1.0% of 16"),
+    ],
+)
+def test_a_share_from_which_dense_sends_less(answer: dict, words: str, capsys) -> None:
+    assert words in said_by_check("gradients", capsys, rows=SentPanel(replicas=16, **answer))

@@ -15,14 +15,18 @@ from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
-from toolkit.measure import in_words
+from toolkit.measure import in_words, published_peak
 from toolkit.parallel.gradients import COMPRESSORS, Exchange, RowOwners
 from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.gradients.rows.row_bytes import row_bytes
-from toolkit.planning import cluster
 
 ROWS, WIDTH = 65_536, 512  # of the table; its numbers are the gradient of all other schemes
-LINKS = {"h100:8": "NVLink", "h100:64": "InfiniBand", "a10g:8": "Ethernet", "v5e:16": "ICI"}
+LINKS = {
+    "NVLink": ("H100", 0),
+    "InfiniBand": ("H100", 1),
+    "Ethernet": ("A10G", 1),
+    "ICI": ("TPU v5e", 0),
+}
 SCHEMES = {
     "dense": "float32:dense",
     "bfloat16": "bfloat16:scatter_gather",
@@ -44,7 +48,7 @@ class SentView(View):
         replicas: devices D.
         density: share of rows, or of numbers, that a replica sends.
         block: numbers that share a scale.
-        chips: those whose link the bytes go over.
+        link: that the bytes go over.
         zipf: exponent of the rows' frequencies.
         sent: scheme -> bytes per device and step.
         ranges, permuted: [D], rows that each owner adds, over the mean.
@@ -54,7 +58,7 @@ class SentView(View):
     replicas: int
     density: float
     block: int
-    chips: str
+    link: str
     zipf: float
     sent: dict[str, float]
     ranges: np.ndarray
@@ -63,8 +67,10 @@ class SentView(View):
 
     def seconds(self, scheme: str) -> float:
         """On the link alone, without delays and encoding."""
-        link = cluster(self.chips).link(1, self.replicas)
-        return self.sent[scheme] / link.bytes_per_second
+        chip, place = LINKS[self.link]
+        peak = published_peak(chip)
+        assert peak is not None
+        return self.sent[scheme] / peak.links[place].bytes_per_second
 
     def data(self) -> Data:
         dense = self.sent["dense"]
@@ -72,7 +78,7 @@ class SentView(View):
             "scheme": [*self.sent],
             "sent (bytes)": [*self.sent.values()],
             "of dense (share)": [sent / dense for sent in self.sent.values()],
-            f"on {LINKS[self.chips]} (seconds)": [self.seconds(name) for name in self.sent],
+            f"on {self.link} (seconds)": [self.seconds(name) for name in self.sent],
         }
 
     def sentence(self) -> str:
@@ -82,19 +88,19 @@ class SentView(View):
         return (
             f"Of {ROWS * WIDTH / 1e6:.1f} million gradients over {self.replicas} replicas a dense "
             f"sum sends {in_words(self.sent['dense'], 'bytes')} per device, "
-            f"{in_words(self.seconds('dense'), 'seconds')} on {LINKS[self.chips]}; least is "
+            f"{in_words(self.seconds('dense'), 'seconds')} on {self.link}; least is "
             f"{least}, {in_words(self.sent[least], 'bytes')}.{beyond} Owners by range add up to "
             f"{self.ranges.max():.1f} times the mean, by a permutation {self.permuted.max():.2f}."
         )
 
     def footnote(self) -> str:
         return (
-            "Modelled: bytes that compiled programs send, over published rates, without delays and "
-            "encoding. Right: recorded, five seeds each, small model on eight replicas."
+            "Modelled: bytes that programs send, over published rates, without delays and "
+            "encoding. Right: recorded, means of five seeds."
         )
 
 
-def sent_view(*, replicas: int, density: float, block: int, chips: str, zipf: float) -> SentView:
+def sent_view(*, replicas: int, density: float, block: int, link: str, zipf: float) -> SentView:
     """The view; the largest numbers and random places are as many as the density says."""
     along, sent = Along.over({"data": replicas}, replicas), {}
     for name, text in SCHEMES.items():
@@ -110,7 +116,7 @@ def sent_view(*, replicas: int, density: float, block: int, chips: str, zipf: fl
         "rows", replicas, ROWS, WIDTH, share,
         union=lambda _: len(every) / ROWS, push_skew=float(permuted.max()),
     )  # fmt: skip
-    return SentView(replicas, density, block, chips, zipf, sent, ranges, permuted, stored_runs())
+    return SentView(replicas, density, block, link, zipf, sent, ranges, permuted, stored_runs())
 
 
 @functools.lru_cache(maxsize=256)
@@ -164,6 +170,11 @@ def stored_runs() -> tuple[tuple[str, float, float], ...]:
 
 _NAMES = (*SCHEMES, "sparse rows")
 _LOW, _HIGH = 1e4, 1e10
+BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # above the line of dense
+PLACES = {  # of words, in points from their mark
+    "sign, feedback": (-52, -14), "top 1 %, feedback": (6, -11), "int4, feedback": (-72, -7),
+    "DiLoCo": (7, -2), "DiLoCo, int4": (-32, 8), "ternary": (5, 7),
+}  # fmt: skip
 MOST_REPLICAS = 64
 
 
@@ -177,7 +188,9 @@ class BytesPlot(Plot):
         bars = axes.barh(range(len(_NAMES)), 1, 0.68, left=_LOW, color=look("full").colour)
         self.bars = list(map(self.moving, bars))
         self.dense = self.line(color=ACCENT, linestyle="--", linewidth=1.6)
-        self.words = [self.text(y=at, va="center", fontsize=8.5) for at in range(len(_NAMES))]
+        self.words = [
+            self.text(y=at, va="center", fontsize=8.5, bbox=BOX) for at in range(len(_NAMES))
+        ]
 
     def show(self, view: SentView) -> None:
         for bar, words, name in zip(self.bars, self.words, _NAMES, strict=True):
@@ -223,7 +236,11 @@ class LossPlot(Plot):
             own = look(name)
             self.axes.plot([sent], [loss], own.marker, color=own.colour, markersize=6)
             self.axes.annotate(
-                label, (sent, loss), xytext=(4, 3), textcoords="offset points", fontsize=7
+                label,
+                (sent, loss),
+                xytext=PLACES.get(label, (5, 4)),
+                textcoords="offset points",
+                fontsize=7,
             )
         low, high = self.axes.get_xlim()
         self.axes.set_xlim(low / 1.5, high * 8)
@@ -248,7 +265,7 @@ class SentPanel(Panel):
         explanation="Of the numbers by the largest and by shared places, of the rows by rows",
     )  # fmt: skip
     block = Number("Block", 256, low=32, high=1024, powers_of_two=True)
-    chips = Choice("Link", "h100:64", {link: chips for chips, link in LINKS.items()})
+    link = Choice("Link", "InfiniBand", {name: name for name in LINKS})
     zipf = Number("Zipf exponent", 1.1, low=0, high=2, step=0.1)
 
     def compute(self, **state: Any) -> SentView:
@@ -256,7 +273,7 @@ class SentPanel(Panel):
 
     def plots(self, figure: Figure) -> list[Plot]:
         return [
-            BytesPlot(figure.add_axes((0.12, 0.14, 0.33, 0.76))),
-            LoadsPlot(figure.add_axes((0.51, 0.14, 0.17, 0.76))),
-            LossPlot(figure.add_axes((0.74, 0.14, 0.25, 0.76))),
+            BytesPlot(figure.add_axes((0.12, 0.2, 0.33, 0.7))),
+            LoadsPlot(figure.add_axes((0.51, 0.2, 0.17, 0.7))),
+            LossPlot(figure.add_axes((0.74, 0.2, 0.25, 0.7))),
         ]
