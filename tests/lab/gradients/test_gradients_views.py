@@ -1,5 +1,7 @@
 """What the instruments of gradients show, held against the rooms that compute it."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("anywidget")
@@ -44,7 +46,7 @@ def test_lanes_are_those_of_the_schedule_shown():
     for view in views.values():
         found = stretches(view.shown)
         for lane in found.values():
-            assert all(a[1] <= b[0] + EXACT for a, b in zip(lane, lane[1:], strict=False))
+            assert all(a[1] <= b[0] + EXACT for a, b in itertools.pairwise(lane))
         last = max(end for lane in found.values() for _, end, _ in lane)
         assert last == pytest.approx(view.shown.seconds)
     undecided = lanes_view(search="greedy", **LANES | {"decisions": 0}).shown

@@ -27,18 +27,24 @@ from toolkit.parallel.gradients.peers import Along
 
 DEVICES, NUMBERS, STEPS = 4, 64, 6
 CONSERVED = 1e-4
-ENOUGH = {"four bits": "int4", "three values": "ternary", "signs": "sign", "1 %": "top 1 %"}
+FOUR = "integers from -7 to 7"
+ENOUGH = {
+    "the largest 1 %": "top 1 %",
+    "signs with a scale": "sign",
+    FOUR: "int4",
+    "the integers -1, 0 and 1": "ternary",
+}
 
 
 def _which() -> Answer:
     runs = {label: (sent, loss) for label, sent, loss in stored_runs()}
-    above = {word: runs[label][1] - runs["dense"][1] for word, label in ENOUGH.items()}
+    above = {label: runs[label][1] - runs["dense"][1] for label in ENOUGH.values()}
     fed = {label: runs[f"{label}, feedback"][1] - runs["dense"][1] for label in ("sign", "top 1 %")}
     words = (
         "Four bits (recorded here, a small model on eight replicas, five seeds, each at its own "
-        f"best rate): {above['four bits']:+.3f} nats from dense. Three values cost "
-        f"{above['three values']:+.3f}, signs {above['signs']:+.3f}, the largest 1 % "
-        f"{above['1 %']:+.3f}. With a memory signs cost {fed['sign']:+.3f} and the largest 1 % "
+        f"best rate): {above['int4']:+.3f} nats from dense. Three values cost "
+        f"{above['ternary']:+.3f}, signs {above['sign']:+.3f}, the largest 1 % "
+        f"{above['top 1 %']:+.3f}. With a memory signs cost {fed['sign']:+.3f} and the largest 1 % "
         f"{fed['top 1 %']:+.3f}."
     )
 
@@ -55,7 +61,7 @@ def _which() -> Answer:
         )  # fmt: skip
         axes.set(xscale="log", xlabel="bytes that a device sends per step", ylabel="loss, nats")
 
-    return Answer("four bits", words, draw)
+    return Answer(FOUR, words, draw)
 
 
 def _bytes() -> Answer:
@@ -198,6 +204,7 @@ OUTLINE = Outline(
             "Eight devices hold the eight-bit integer 100 and add by `jax.lax.psum`. What is the "
             "sum?",
             _wrapped,
+            unit="in int8",
             low=-1000,
             high=1000,
         ),
