@@ -69,9 +69,10 @@ def _slow_cable() -> Answer:
 
 
 def _few_compressed() -> Answer:
-    from toolkit.lab.gradients.lanes import LanesPanel
+    from toolkit.lab.gradients.lanes import LanesPanel, LanesView
 
     view = LanesPanel(chips="h100:8", compressor="int8", search="best").view
+    assert isinstance(view, LanesView)
     best, dense = view.shown, view.schedules["dense"]
     count = sum(name != "dense" for name in best.options())
     return Answer(
