@@ -39,6 +39,8 @@ LogStudent, fit_lengths lengths with heavy tails, and orders by them (TIE)
 serve_in_order          jobs of one queue in any order
 first_of, prune         branches of which the first to end are kept (SART)
 spread_samples          samples per prompt so that the slowest is soonest done (DARTS)
+all_reduce_seconds      a star, a ring or a tree over slow links (TPI-LLM); `star_all_reduce`
+window_seconds          a model whose weights pass through a window of memory
 hit_rate                which prefix to forget (PBKV)
 draw_workflows, AgentCall    workflows of agents; `fit_chain`: their transitions
 """
@@ -75,6 +77,11 @@ from toolkit.serving.simulation.placement import (
     switch_pays,
 )
 from toolkit.serving.simulation.simulate import Instance, Served, simulate
+from toolkit.serving.simulation.slow_links import (
+    all_reduce_seconds,
+    star_all_reduce,
+    window_seconds,
+)
 from toolkit.serving.simulation.workflows import AgentCall, draw_workflows, fit_chain, hit_rate
 
 __all__ = [
@@ -104,6 +111,7 @@ __all__ = [
     "Work",
     "WriteOnly",
     "Written",
+    "all_reduce_seconds",
     "attainment",
     "draw_workflows",
     "first_of",
@@ -124,6 +132,8 @@ __all__ = [
     "serve_in_order",
     "simulate",
     "spread_samples",
+    "star_all_reduce",
     "switch_pays",
     "vary",
+    "window_seconds",
 ]
