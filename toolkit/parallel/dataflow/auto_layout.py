@@ -21,12 +21,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit.parallel.dataflow.budget import cut_further, first_that_fits
 from toolkit.parallel.dataflow.flow import WHOLE, Cut, Flow, Machine, cut_of, spec_of
+from toolkit.parallel.dataflow.fused import with_splits
 from toolkit.parallel.dataflow.loops import Loops
+from toolkit.parallel.dataflow.programs import inlined
 from toolkit.parallel.dataflow.propagation import follow
 from toolkit.parallel.layout import Layout, Placement, placements_of
 
@@ -160,12 +164,16 @@ class _Model:
         self._sizes, self._factors = dict(sizes), list(range(len(sizes)))
         pieces = sizes[batch_axis]
         self._axes = list(sizes)
-        self.forward = jax.make_jaxpr(loss_fn)(params, batch)
+        self.forward = with_splits(inlined(jax.make_jaxpr(loss_fn)(params, batch)))
         results = [atom.aval for atom in self.forward.jaxpr.outvars]
         is_float = [jnp.issubdtype(atom.dtype, jnp.floating) for atom in results]
         if is_float != [True] or results[0].shape:
             raise ValueError("loss_fn: want a function that returns one floating point scalar")
-        self._program = jax.make_jaxpr(jax.value_and_grad(loss_fn))(params, batch)
+
+        def loss(params: Any, batch: Any) -> Array:
+            return jaxpr_as_fun(self.forward)(*jax.tree.leaves((params, batch)))[0]
+
+        self._program = jax.make_jaxpr(jax.value_and_grad(loss))(params, batch)
         shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(batch)]
         if wrong := [shape for shape in shapes if not shape or shape[0] % pieces]:
             raise ValueError(

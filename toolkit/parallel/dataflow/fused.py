@@ -9,6 +9,8 @@ fewer than the tokens' numbers, and their gradients.
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,26 +27,61 @@ _BETWEEN = ("add", "mul", "convert_element_type")
 
 def separated(program: ClosedJaxpr) -> ClosedJaxpr:
     """The same program with a product for each part, also inside of its scans."""
-    return ClosedJaxpr(_separated(program.jaxpr), program.consts)
+    return ClosedJaxpr(_everywhere(_separated, with_splits(program).jaxpr), program.consts)
 
 
-def _separated(jaxpr: Jaxpr) -> Jaxpr:
-    makers = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
-    atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
-    uses = Counter(atom for atom in (*atoms, *jaxpr.outvars) if isinstance(atom, Var))
-    gone, instead = set(), {}
-    for split in jaxpr.eqns:
-        if split.primitive.name == "split" and (path := _path(split, makers, uses)):
-            gone |= set(map(id, path))
-            instead[id(split)] = _parts(split, path)
+def with_splits(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program with one split in place of slices that are all columns of an array."""
+    return ClosedJaxpr(_everywhere(_with_splits, program.jaxpr), program.consts)
+
+
+def _everywhere(change: Callable[[Jaxpr], list[Any]], jaxpr: Jaxpr) -> Jaxpr:
     equations = []
-    for equation in jaxpr.eqns:
+    for equation in change(jaxpr):
         if equation.primitive.name in ("scan", *REMATERIALISED):
             body = equation.params["jaxpr"]
-            body = _separated(body) if isinstance(body, Jaxpr) else separated(body)
+            inner = _everywhere(change, body if isinstance(body, Jaxpr) else body.jaxpr)
+            body = inner if isinstance(body, Jaxpr) else ClosedJaxpr(inner, body.consts)
             equation = equation.replace(params=equation.params | {"jaxpr": body})
-        equations += instead.get(id(equation), [] if id(equation) in gone else [equation])
+        equations.append(equation)
     return jaxpr.replace(eqns=equations)
+
+
+def _uses(jaxpr: Jaxpr) -> Counter:
+    atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
+    return Counter(atom for atom in (*atoms, *jaxpr.outvars) if isinstance(atom, Var))
+
+
+def _separated(jaxpr: Jaxpr) -> list[Any]:
+    makers = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+    uses, instead = _uses(jaxpr), {}
+    for split in jaxpr.eqns:
+        if split.primitive.name == "split" and (path := _path(split, makers, uses)):
+            instead |= {id(equation): [] for equation in path} | {id(split): _parts(split, path)}
+    return [own for equation in jaxpr.eqns for own in instead.get(id(equation), [equation])]
+
+
+def _with_splits(jaxpr: Jaxpr) -> list[Any]:
+    uses, instead = _uses(jaxpr), {}
+    slices: dict[Any, list[Any]] = {}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "slice" and isinstance(equation.invars[0], Var):
+            slices.setdefault(equation.invars[0], []).append(equation)
+    for whole, parts in slices.items():
+        shape, first = _shape(whole), parts[0]
+        parts = sorted(parts, key=lambda part: part.params["start_indices"][-1])
+        shapes = [_shape(part.outvars[0]) for part in parts]
+        starts = [part.params["start_indices"][-1] for part in parts]
+        sizes = [own[-1] for own in shapes]
+        is_all = len(parts) == uses[whole] and sum(sizes) == shape[-1]
+        is_all &= starts == [0, *np.cumsum(sizes)[:-1]]
+        if is_all and len(parts) > 1 and all(own[:-1] == shape[:-1] for own in shapes):
+            split = partial(jax.lax.split, sizes=sizes, axis=len(shape) - 1)
+            (split,) = jax.make_jaxpr(split)(whole.aval).jaxpr.eqns
+            outs = [part.outvars[0] for part in parts]
+            instead |= {id(part): [] for part in parts}
+            instead[id(first)] = [split.replace(invars=[whole], outvars=outs)]
+    return [own for equation in jaxpr.eqns for own in instead.get(id(equation), [equation])]
 
 
 def _path(split: Any, makers: dict[Var, Any], uses: Counter) -> list[Any]:
