@@ -149,9 +149,11 @@ def test_of_a_fused_product_weights_change_devices_not_activations(sizes):
         def layer(x, p):
             fused = x @ p["fused"] + p["bias"]
             fused, ends = jnp.tanh(fused) if is_control else fused, [0, *np.cumsum(sizes)]
-            parts = jnp.split(fused, ends[1:-1], -1)
-            if sizes == (16, 16, 16):
-                parts = [fused[..., start : start + 16] for start in ends[:-1]]
+            parts = (
+                [fused[..., start : start + 16] for start in ends[:-1]]
+                if sizes == (16, 16, 16)
+                else jnp.split(fused, ends[1:-1], -1)
+            )
             parts = parts if is_control else map(jnp.tanh, parts)
             # The first part is gated by what the others add up to, unit by unit of a head.
             first, *others = (y.reshape(*x.shape[:2], -1, 8) for y in parts)
