@@ -13,6 +13,7 @@ find_special_tokens     the tokens that start and end a text, from a checkpoint'
 SpecialTokens           its result
 load_tokenizer          a checkpoint's tokenizer.json (extra `data`)
 write_tokens            text as an array of tokens on disk
+read_documents          the documents of such an array, for `pack_documents`
 stream_text             continue a prompt, yielding pieces of text
 export_language_model   write a run's model to one file, with the record of its training
 """
@@ -31,6 +32,7 @@ from toolkit.language.tokens import (
     find_special_tokens,
     find_tokenizer,
     load_tokenizer,
+    read_documents,
     write_tokens,
 )
 from toolkit.language.train import train_language_model
@@ -49,6 +51,7 @@ __all__ = [
     "next_byte_loss",
     "pipeline_batch",
     "pipeline_language_model",
+    "read_documents",
     "stream_text",
     "train_language_model",
     "write_tokens",
