@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from toolkit.planning.clusters import cluster
-from toolkit.planning.grade.by_compiler import grade_plans, grade_record, graded, graded_plans
+from toolkit.planning.grade.by_compiler import grade_record, graded
 from toolkit.planning.grade.cases import Case, cases, is_possible
+from toolkit.planning.grade.plans import grade_plans, graded_plans
 from toolkit.planning.predict import predict
 from toolkit.planning.strategy import Strategy
 

@@ -27,11 +27,24 @@ GROUPS = {
     ("tpu-recipes", "TPU v6e"): (0.02, 0.85),
     ("tpu-recipes", "TPU v7x"): (0.04, None),
     ("torchtitan", "H100 SXM"): (0.085, 0.85),
-    ("llama-3", "H100 SXM"): (0.12, None),
+    ("llama-3", "H100 SXM"): (0.17, None),  # of three rows, with that of context parallelism
+    ("megatron-bridge", "H100 SXM"): (0.04, None),
+    ("megatron-bridge", "B200"): (0.05, 0.75),
+    ("megatron-bridge", "B300"): (0.05, None),
+    ("megatron-bridge", "GB200"): (0.08, None),
+    ("megatron-bridge", "GB300"): (0.04, None),
     ("megatron-lm", "A100 80GB SXM"): (0.075, 0.65),
     ("bigscience", "A100 80GB SXM"): (0.1, 0.6),
 }
-WHOLE = 0.046  # median error of all rows
+# The same of float8 products, to which nothing is fitted.
+FLOAT8 = {
+    ("llm-foundry", "H100 SXM"): (0.05, 0.95),
+    ("torchtitan", "H100 SXM"): (0.13, 0.8),
+    ("tpu-recipes", "TPU v7x"): (0.14, None),
+    ("megatron-bridge", "GB200"): (0.08, None),
+    ("megatron-bridge", "GB300"): (0.14, None),
+}
+WHOLE = 0.046  # median error of all rows but those
 REFITTED = 0.03  # relative
 PEAKS = 0.08  # median error of memory, by source and precision
 
@@ -44,7 +57,7 @@ def rows():
 def test_every_row_says_where_it_is_from(rows):
     given = published.read_published(PATH)
     assert len(given) > 500
-    assert len(rows) > 400
+    assert len(rows) == 500
     for row in given:
         assert row["url"].startswith("https://")
         assert row["where"]
@@ -57,18 +70,21 @@ def test_every_row_says_where_it_is_from(rows):
 
 
 def test_predictions_are_as_near_as_they_were(rows):
-    groups = published.by_group(rows)
-    for key, (error, rank) in GROUPS.items():
-        found = published.score_with(groups[key], None)
-        assert found.error <= error, (key, found)
-        assert rank is None or found.rank >= rank, (key, found)
-    assert published.score_with(rows, None).error <= WHOLE
+    usual = [each for each in rows if each.row["precision"] != "fp8"]
+    float8 = [each for each in rows if each.row["precision"] == "fp8"]
+    for mine, claims in ((usual, GROUPS), (float8, FLOAT8)):
+        groups = published.by_group(mine)
+        for key, (error, rank) in claims.items():
+            found = published.score_with(groups[key], None)
+            assert found.error <= error, (key, found)
+            assert rank is None or found.rank >= rank, (key, found)
+    assert published.score_with(usual, None).error <= WHOLE
 
 
 def test_peaks_of_gpu_memory_are_as_near_as_they_were(rows):
     groups: dict[tuple[str, str], list[published.Published]] = {}
     for each in rows:
-        if "memory" in each.row:
+        if "memory" in each.row and each.row["precision"] != "fp8":
             groups.setdefault((each.row["source"], each.row["precision"]), []).append(each)
     assert sum(map(len, groups.values())) > 60
     for mine in groups.values():
@@ -112,8 +128,7 @@ def test_a_figure_of_any_kind_becomes_seconds():
 def test_what_is_not_modelled_says_why(tmp_path):
     row = json.loads(PATH.read_text().splitlines()[0])
     for change, words in (
-        ({"precision": "fp8"}, "float8"),
-        ({"layout": {"fsdp": 256, "context": 2}}, "context"),
+        ({"precision": "fp8", "chip": "a100"}, "'float8': chips 'a100:512' multiply no such"),
         ({"layout": {"fsdp": 500}, "chips": 500, "batch": 500}, "divides no dimension"),
     ):
         with pytest.raises(ValueError, match=words):

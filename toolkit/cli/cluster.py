@@ -69,8 +69,10 @@ def plan(
     grade_looped: Path | None = None,
     grade_experts: Path | None = None,
     grade_plans: Path | None = None,
+    grade_drawn: Path | None = None,
     grade_published: Path | None = None,
     grade_served: Path | None = None,
+    recipe: str | None = None,
     minutes: float = 0.0,
     topology: str | None = None,
     collectives: Literal["ring", "tree", "optimum"] = "optimum",
@@ -103,16 +105,20 @@ def plan(
             stages of the fastest plan with pipelines on them.
         lengths: tokens of sequences of different lengths: also divide the chips into groups for
             them (FlexSP), and into replicas that work through them (Hydraulis).
-        host_link: GB/s between a chip and its host, one way: also choose what the fastest plan's
-            layers keep, swap to the host and compute anew (MEMO).
+        host_link: GB/s between a chip and its host, one way: also search what no train step here
+            builds yet (sequences and gradients cut over chips, activations on the host), and choose
+            what the fastest plan's layers keep, swap and compute anew (MEMO).
         host_memory: GiB of the host's memory per chip, for what is swapped.
         grade: print the errors of all predictions in this record of compiled configurations.
         grade_looped: the same for a record of looped, hybrid and latent models.
         grade_experts: the same for a record of mixtures of experts.
         grade_plans: report for every plan in this record whether it fits as compiled by libtpu.
+        grade_drawn: report which plans in this record, drawn by chance, libtpu refuses.
         grade_published: predict the step times in this file of published ones, and print the errors
             by source and chip, also with constants fitted without them.
         grade_served: the same for the tokens per second of published deployments.
+        recipe: predict a published recipe, llama-3-405b, llama-3-405b-long or deepseek-v3, and say
+            what would be chosen instead, and why; nothing else.
         minutes: first extend that record for so long.
         topology: the network of the chips, as `toolkit plan-collective` takes it: rates follow from
             its links.
@@ -147,7 +153,14 @@ def plan(
         print(grading.grade_record(grade_experts, minutes, cases_of=mixture_cases))
         return
     if grade_plans is not None:
-        print(grading.grade_plans(grade_plans, minutes))
+        from toolkit.planning.grade.plans import grade_plans as fitting_plans
+
+        print(fitting_plans(grade_plans, minutes))
+        return
+    if grade_drawn is not None:
+        from toolkit.planning.grade.drawn import grade_drawn as refused_plans
+
+        print(refused_plans(grade_drawn, minutes))
         return
     if grade_published is not None:
         from toolkit.planning.grade.published import grade_published as scoreboard
@@ -159,6 +172,10 @@ def plan(
         from toolkit.planning.grade.served import grade_served as deployments
 
         print(deployments(grade_served))
+        return
+
+    if recipe is not None:
+        print(planning.explain_recipe(recipe))
         return
 
     if decode is not None:
@@ -184,6 +201,9 @@ def plan(
         where = planning.cluster(where, named_topology(topology), collectives)
     if imbalance != 1:
         constants = dataclasses.replace(constants_of(where, constants), imbalance=imbalance)
+    if host_link is not None:
+        usual = constants_of(where, constants)
+        constants = dataclasses.replace(usual, host_link=host_link * 1e9)
     config: Any = model
     if (Path(model) / "run.json").is_file():
         from toolkit.language.cores import read_run
@@ -193,7 +213,7 @@ def plan(
     found = planning.plan(
         config, where, batch=batch, sequence_length=sequence_length,
         memory=None if memory is None else memory * 2**30, constants=constants, capacity=capacity,
-        order_seconds=order_seconds,
+        order_seconds=order_seconds, host=host_memory * 2**30 if host_link is not None else None,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
     if save is not None:
@@ -221,7 +241,7 @@ def plan(
                 seconds=lambda length, degree: costs.milliseconds(length, degree) / 1e3,
             )
             print(f"replicas through the whole step, in {replicas}")
-    if host_link is not None:
+    if host_link is not None and found.best.strategy.pipeline == 1:
         host = {"host": host_memory * 2**30, "link": host_link * 1e9}
         print(planning.plan_swaps(found.best, **host))
     if verify is not None:

@@ -18,6 +18,8 @@ Plan (`search/`, `time/pipelines.py`, `uneven/`):
 
 * `plan`: the fastest strategy that fits, as a `Plan` with reasons and runners-up
 * `Plan`: what was found; printed as a table
+* `explain_recipe`: a published recipe (`RECIPES`, each a `Recipe`) predicted, and what `plan` would
+  choose instead
 * `search_order`: a plan's pipeline in a searched order of its tasks
 * `decision_trees`: all ways to cut a step over chips
 * `assign_layers`: the fastest strategy for each layer within a budget, as an `Assignment`
@@ -91,6 +93,7 @@ from toolkit.planning.saved import SavedPlan, load_plan, save_plan
 from toolkit.planning.search.layers import Assignment, assign_layers, decision_trees
 from toolkit.planning.search.own_order import search_order
 from toolkit.planning.search.plan import Plan, plan
+from toolkit.planning.search.recipes import RECIPES, Recipe, explain_recipe
 from toolkit.planning.search.what_fits import what_fits
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.pipelines import balance_stages, cut_evenly, pipeline_seconds
@@ -117,6 +120,7 @@ from toolkit.planning.uneven.slices import (
 
 __all__ = [
     "MODELS",
+    "RECIPES",
     "ActivationTensor",
     "Assignment",
     "AxisPlacement",
@@ -138,6 +142,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "Program",
+    "Recipe",
     "ReplicaPlan",
     "SavedPlan",
     "Schedule",
@@ -159,6 +164,7 @@ __all__ = [
     "decision_trees",
     "decode_cost",
     "equal_time_cuts",
+    "explain_recipe",
     "greedy_exchanges",
     "keep_layers",
     "keep_swap_recompute",

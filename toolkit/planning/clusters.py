@@ -14,8 +14,8 @@ from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
 from toolkit.measure.chips import PEAKS
 from toolkit.measure.here import measured_peak
+from toolkit.planning.division import MOST_CHIPS
 from toolkit.planning.networks import Collectives, axis_rate, tree_steps
-from toolkit.planning.strategy import MOST_CHIPS
 from toolkit.schedules.collectives import Topology
 from toolkit.schedules.collectives.fabrics.machines import slice_shape
 
@@ -49,18 +49,20 @@ class Cluster:
         """The link over which a group of `degree` chips, `inner` chips apart, communicates.
 
         A group that extends beyond one domain uses the next link, which its chips in one domain
-        share. Of a network that runs trees, an "all-reduce" uses others than the rest.
+        share, but for all-to-alls: each sends what leaves the domain itself. Of a network that runs
+        trees, an "all-reduce" uses others than the rest.
         """
-        key = inner, degree, kind == "all-reduce" and self.collectives == "tree"
+        is_tree = kind == "all-reduce" and self.collectives == "tree"
+        key = inner, degree, is_tree, kind.endswith("all-to-all")
         if key not in self._links:  # a search asks a hundred thousand times
             self._links[key] = self._link(*key)
         return self._links[key]
 
     @functools.cached_property
-    def _links(self) -> dict[tuple[int, int, bool], Link]:
+    def _links(self) -> dict[tuple[int, int, bool, bool], Link]:
         return {}
 
-    def _link(self, inner: int, degree: int, is_tree: bool) -> Link:
+    def _link(self, inner: int, degree: int, is_tree: bool, is_exchange: bool) -> Link:
         if self.topology is not None:
             runs = "ring" if self.collectives == "tree" and not is_tree else self.collectives
             rate, delay = axis_rate(self.topology, inner, degree, runs), self.topology.seconds
@@ -78,6 +80,9 @@ class Cluster:
             near = self.chip.links[position - 1]
             together = max(1, min(degree, near.chips // inner))
             rate = min(near.bytes_per_second, link.bytes_per_second * together)
+            if is_exchange:  # what leaves the domain goes through a chip's own card
+                rate = link.bytes_per_second * (degree - 1) / (degree - together)
+                rate = min(near.bytes_per_second, rate)
             link = dataclasses.replace(link, bytes_per_second=rate)
         return link
 

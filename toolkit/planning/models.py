@@ -161,13 +161,20 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
             f"batch {batch} is not divisible by {parts} (data x fsdp x microbatches); "
             f"nearest that works: {nearest_multiple(batch, parts)}"
         )
+    shards = strategy.context
     for name in ("tensor", "head_chunks", "block_chunks"):
-        parts = getattr(strategy, name)
+        parts = shards * getattr(strategy, name)
+        name = f"context {shards} x {name}" if shards > 1 else name
         if sequence_length % parts:
             raise ValueError(
                 f"sequence_length {sequence_length} is not divisible by {name} {parts}; "
                 f"nearest that works: {nearest_multiple(sequence_length, parts)}"
             )
+    if others := strategy.context > 1 and set(config.layers) - {"full", "window"}:
+        raise ValueError(
+            f"context {strategy.context} cuts sequences of softmax layers only, and the pattern "
+            f"has {', '.join(sorted(others))}; nearest that works: 1"
+        )
     _check_experts(config, strategy)
     _check_tensor(config, strategy)
     if strategy.block_chunks > 1:

@@ -16,7 +16,7 @@ from toolkit.planning.mixtures import dropped_share, slots
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import least_through, step_in_ticks, step_through
-from toolkit.planning.time.seconds import Constants, Seconds, constants_of
+from toolkit.planning.time.seconds import Constants, Seconds, constants_of, product_rate
 from toolkit.planning.time.stage_traffic import device_transfers
 from toolkit.planning.time.step import layer_seconds, table_seconds, transfer_seconds
 from toolkit.planning.time.traffic import (
@@ -25,6 +25,8 @@ from toolkit.planning.time.traffic import (
     layer_transfers,
     table_transfers,
 )
+
+_WAITS = "tensor communication", "tensor and context communication"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Prediction:
             "forward": parts.forward,
             "backward": parts.backward,
             "recomputed": parts.recomputed,
-            "tensor communication": parts.tensor,
+            _WAITS[self.strategy.context > 1]: parts.tensor,
             "exposed parameter communication": parts.exposed(self.constants.slowdown),
             "update": parts.update,
         }
@@ -209,7 +211,7 @@ class Prediction:
     def routing(self) -> str:
         """Experts and tokens in words."""
         config, strategy, moe = self.config, self.strategy, self.config.moe
-        tokens = self._sequences() * self.sequence_length // strategy.tensor
+        tokens = self._sequences() * self.sequence_length // strategy.tensor // strategy.context
         total, active = parameter_count(config), active_parameter_count(config)
         words = (
             f"{total / 1e9:,.1f} billion parameters, of which a token passes {active / 1e9:,.1f}: "
@@ -251,7 +253,7 @@ class Prediction:
         if self.strategy.pipeline == 1:
             return 0.0
         sent = self._sequences() * self.sequence_length * self.config.width
-        sent *= self.config.compute_dtype.itemsize / self.strategy.tensor
+        sent *= self.config.compute_dtype.itemsize / self.strategy.tensor / self.strategy.context
         inner = self.strategy.chips // self.strategy.pipeline
         link = self.cluster.link(inner, self.strategy.pipeline)
         return transfer_seconds(link, sent, 2, self.constants)
@@ -308,6 +310,13 @@ def predict(
         raise ValueError(
             f"dispatch 'ragged' runs on TPUs only; got chips {where.name!r}, nearest that works: "
             "'all_to_all'"
+        )
+    if strategy.products == "float8" and product_rate(where.chip, "float8") == product_rate(
+        where.chip, "bfloat16"
+    ):
+        raise ValueError(
+            f"products 'float8': chips {where.name!r} multiply no such numbers; nearest that "
+            "works: 'bfloat16'"
         )
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")

@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 import itertools
-import math
 import re
 
 from toolkit._checks import check_fields
 from toolkit._kinds import shown
 from toolkit.parallel.sequences.stream_backward import MOST_CHUNKS
+from toolkit.planning.division import Division
 from toolkit.schedules import Schedule, faults, from_csv
 
 RECOMPUTE = ("none", "elementwise", "layer")
-DISPATCHES = ("all_to_all", "gather", "ragged")
+PRODUCTS = ("bfloat16", "float8")
 # Pipeline schedules, with the chunks per device that they want; None: two or more.
 SCHEDULES = {
     "1f1b": 1,
@@ -28,9 +28,6 @@ SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose backward passes are sp
 SHAPED_AS_V = ("zb-v", "dualpipe-v")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
 _RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
-# No cluster is larger, and the bound keeps every search short.
-MOST_CHIPS = 1 << 20
-MOST_CAPACITY = 1024
 
 
 @functools.lru_cache(maxsize=64)
@@ -40,19 +37,12 @@ def listed(table: str) -> Schedule:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """How a train step is distributed over `chips` = data x fsdp x tensor x pipeline.
+class Strategy(Division):
+    """How a train step is distributed over `chips` = data x fsdp x context x tensor x pipeline.
 
     Attributes:
-        data: replicas of the parameters; their gradients are all-reduced (DDP).
-        fsdp: shards of parameters, gradients and optimiser state (ZeRO-3); also cuts the batch.
-        tensor: shards of heads, hidden units and vocabulary, the residual stream cut along time
-            (Megatron's tensor and sequence parallelism).
-        expert: shards of the experts, over the innermost chips whatever else those cut ("folding"):
-            1, `tensor`, `tensor` x `fsdp`, or all chips of a stage. What is left of `fsdp` cuts
-            each expert further; what is left of `data` replicates it.
-        pipeline: stages of consecutive layers.
-        shard_optimizer: cut the optimiser's state over `data` as well (ZeRO-1).
+        data, fsdp, context, tensor, pipeline, expert, shard_optimizer, shard_gradients, dispatch,
+            capacity: how arrays are cut over chips; see `Division`.
         recompute: what the backward pass recomputes: "none"; "elementwise" (norms, rotations,
             activations and attention, keeping the products with weights); the whole "layer",
             keeping only its input; or runs of layers, as "20 layer, 12 none".
@@ -67,10 +57,10 @@ class Strategy:
             as a searched one, as the table that `toolkit.schedules.to_csv` writes.
         chunks: stages per device; 2 for "zb-v" and "dualpipe-v", 2 or more for "interleaved" and
             "breadth-first". A pipeline has `pipeline` x `chunks` stages.
-        dispatch: how tokens reach the chips of their experts, as in
-            `toolkit.parallel.experts.sharded_mixture`: "all_to_all", "gather" or "ragged".
-        capacity: most tokens per expert, relative to an even load, with "all_to_all"; tokens beyond
-            are dropped.
+        offload: share of what the forward pass keeps that waits in the host's memory for the
+            backward pass (MEMO); modelled only.
+        products: kind of numbers that products with weights multiply: "bfloat16", or "float8",
+            cast from bfloat16 for each product; modelled only.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
         Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025; Liu et al.,
@@ -82,12 +72,6 @@ class Strategy:
         (32, 'fsdp 8 x tensor 4, recompute layer')
     """
 
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-    shard_optimizer: bool = False
     recompute: str = "none"
     microbatches: int = 1
     head_chunks: int = 1
@@ -95,16 +79,14 @@ class Strategy:
     stages: tuple[int, ...] = ()
     schedule: str = "1f1b"
     chunks: int = 1
-    dispatch: str = "all_to_all"
-    capacity: float = 1.25
+    offload: float = 0.0
+    products: str = "bfloat16"
 
     def __post_init__(self):
         if isinstance(self.stages, list):  # as a file has it
             object.__setattr__(self, "stages", tuple(self.stages))
         check_fields(self)
-        for name in ("data", "fsdp", "tensor", "pipeline", "microbatches", "head_chunks"):
-            if not 1 <= getattr(self, name) <= MOST_CHIPS:
-                raise ValueError(f"{name} must be 1 to {MOST_CHIPS:,}; got {getattr(self, name)}")
+        self._check_degrees("microbatches", "head_chunks")
         if not 1 <= self.block_chunks <= MOST_CHUNKS:
             raise ValueError(f"block_chunks must be 1 to {MOST_CHUNKS}; got {self.block_chunks}")
         self._check_pipeline()
@@ -114,6 +96,12 @@ class Strategy:
                 f"'20 layer, 12 none'; got {self.recompute!r}"
             )
         self._check_experts()
+        if not 0 <= self.offload <= 1:
+            raise ValueError(f"offload must lie in [0, 1]; got {self.offload}")
+        if self.products not in PRODUCTS:
+            raise ValueError(
+                f"products must be one of {', '.join(PRODUCTS)}; got {self.products!r}"
+            )
         if self.block_chunks > 1 and "layer" not in self.recompute:
             raise ValueError(
                 f"block_chunks {self.block_chunks} wants layers that are recomputed whole; "
@@ -213,65 +201,6 @@ class Strategy:
             return tuple((d, 2 * p - 1 - d) for d in range(p))
         return tuple(tuple(c * p + d for c in range(self.chunks)) for d in range(p))
 
-    def _check_experts(self):
-        if self.expert not in self.expert_degrees:
-            nearest = min(self.expert_degrees, key=lambda degree: abs(degree - self.expert))
-            raise ValueError(
-                f"expert must be a product of the innermost of data {self.data} x fsdp {self.fsdp} "
-                f"x tensor {self.tensor}; got {self.expert}, nearest that works: {nearest}"
-            )
-        if self.dispatch not in DISPATCHES:
-            raise ValueError(
-                f"dispatch must be one of {', '.join(DISPATCHES)}; got {self.dispatch!r}"
-            )
-        if self.dispatch != "all_to_all" and self.expert == 1:
-            raise ValueError(
-                f"dispatch {self.dispatch!r} sends tokens to other chips, and expert is 1; "
-                "nearest that works: 'all_to_all'"
-            )
-        if not 0 < self.capacity <= MOST_CAPACITY:
-            raise ValueError(f"capacity must lie in (0, {MOST_CAPACITY}]; got {self.capacity}")
-
-    def changed(self, **changes) -> "Strategy":
-        """A copy with other fields, unchecked because a search makes thousands."""
-        strategy = object.__new__(Strategy)
-        strategy.__dict__.update(self.__dict__, **changes)
-        return strategy
-
-    @property
-    def chips(self) -> int:
-        """Number of chips."""
-        return math.prod((self.data, self.fsdp, self.tensor, self.pipeline))
-
-    @property
-    def batch_shards(self) -> int:
-        """Number of shards of the batch."""
-        return self.data * self.fsdp
-
-    @property
-    def expert_degrees(self) -> tuple[int, ...]:
-        """The numbers of shards that experts can have."""
-        inner = self.tensor, self.tensor * self.fsdp, self.tensor * self.fsdp * self.data
-        return tuple(sorted({1, *inner}))
-
-    @property
-    def expert_axes(self) -> tuple[str, ...]:
-        """The axes that cut experts, the outermost first."""
-        found, left = [], self.expert
-        for name in ("tensor", "fsdp", "data"):
-            if left > 1:
-                found.append(name)
-                left //= getattr(self, name)
-        return tuple(reversed(found))
-
-    @property
-    def of_experts(self) -> "Strategy":
-        """The same as the experts' weights see it: `tensor` cuts their number."""
-        if self.expert == 1:
-            return self
-        left = {name: 1 for name in self.expert_axes if name != "tensor"}
-        return self.changed(tensor=self.expert, **left)
-
     @property
     def schedule_words(self) -> str:
         """The schedule's name, with the chunks that belong to it."""
@@ -302,24 +231,31 @@ class Strategy:
             )
         return found
 
+    @property
+    def modelled_only(self) -> str:
+        """What of it `train_program` does not build, in words; empty if it builds all."""
+        if self.offload:
+            return f"offload {self.offload:g}"
+        if self.products != "bfloat16":
+            return f"products {self.products!r}"
+        return super().modelled_only
+
     def __str__(self) -> str:
-        cuts = [
-            f"{name} {getattr(self, name)}"
-            for name in ("data", "fsdp", "tensor", "pipeline")
-            if getattr(self, name) > 1
-        ]
-        words = [" x ".join(cuts) or "one chip"]
+        words = [self.degree_words]
         if self.expert > 1:
-            ways = {"all_to_all": f"capacity {self.capacity:g}", "gather": "gathered"}
-            words.append(f"expert {self.expert} {ways.get(self.dispatch, self.dispatch)}")
+            words.append(self.expert_words)
         if self.schedule != "1f1b":
             words.append(self.schedule_words)
         if self.stages:
             words.append(f"stages of {self.stage_words} layers")
         if self.shard_optimizer:
-            words.append("optimiser sharded")
+            words.append(f"optimiser {'and gradients ' * self.shard_gradients}sharded")
         if self.recompute != "none":
             words.append(f"recompute {self.recompute}")
+        if self.offload:
+            words.append(f"{self.offload:.0%} of activations on the host")
+        if self.products != "bfloat16":
+            words.append(f"products in {self.products}")
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches")
         if self.block_chunks > 1:

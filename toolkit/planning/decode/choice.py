@@ -19,8 +19,9 @@ from toolkit.planning.decode.mixtures import (
     mixture_cost,
     mixture_schemes,
 )
+from toolkit.planning.division import MOST_CHIPS
 from toolkit.planning.models import check_model, model_of
-from toolkit.planning.strategy import MOST_CHIPS, Strategy
+from toolkit.planning.strategy import Strategy
 
 MOST_SHOWN = 5  # ways to cut several of rows, heads and tokens, in a table
 MOST_TIMES = 64  # of the chips, for the nearest number of them that holds a model

@@ -27,8 +27,8 @@ from toolkit._checks import checked
 from toolkit.attention.latent import PRESETS, LatentConfig
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.decode.cuts import Degrees, Share, degrees_of, share_of
-from toolkit.planning.decode.rates import ROOFLINE, product_rate
-from toolkit.planning.time.seconds import Constants
+from toolkit.planning.decode.rates import ROOFLINE
+from toolkit.planning.time.seconds import Constants, product_rate
 
 BYTES = {"bfloat16": 2, "float8": 1}
 SENT = BYTES["bfloat16"]

@@ -42,9 +42,9 @@ from toolkit.planning.decode.latent import (
     collective_seconds,
     cost_of,
 )
-from toolkit.planning.decode.rates import SERVED, exchange_seconds, product_rate
+from toolkit.planning.decode.rates import SERVED, exchange_seconds
 from toolkit.planning.models import expert_hidden, kinds_of
-from toolkit.planning.time.seconds import Constants, overlapped
+from toolkit.planning.time.seconds import Constants, overlapped, product_rate
 
 SCALE_BYTES = 4 / 128  # of a number sent in float8
 OVERLAPS = ("none", "single", "two")

@@ -1,6 +1,5 @@
 """What decoding achieves of the published rates of chips and links."""
 
-from toolkit.measure import Peak
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.time.seconds import Constants
 
@@ -17,17 +16,6 @@ ROOFLINE = Constants(
 # (`toolkit.planning.grade.served`).
 SERVED = Constants(matmul=0.5, attention=0.667, memory=0.8, link=0.77, launch=4.1e-4, slowdown=1.44)
 """What deployments of mixtures on GPUs reach, with attention cut by rows and experts spread."""
-
-HAS_FLOAT8 = (
-    "L4", "L40S", "H100", "H800", "H20", "H200", "B200", "GB200", "B300", "GB300", "MI300X",
-    "TPU v7x", "TPU7x",
-)  # fmt: skip
-
-
-def product_rate(chip: Peak, kind: str) -> float:
-    """FLOPs per second of products; of float8 twice the rate of bfloat16, where chips have it."""
-    has = any(chip.name == name or chip.name.startswith(f"{name} ") for name in HAS_FLOAT8)
-    return chip.flops_per_second * (2 if kind == "float8" and has else 1)
 
 
 def exchange_seconds(

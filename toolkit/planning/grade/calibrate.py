@@ -30,6 +30,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
+from toolkit.planning.division import MOST_CHIPS
 from toolkit.planning.grade.fit import (
     BOUNDS,
     NOISE,
@@ -42,7 +43,7 @@ from toolkit.planning.grade.fit import (
 )
 from toolkit.planning.models import model_of
 from toolkit.planning.predict import predict
-from toolkit.planning.strategy import MOST_CHIPS, Strategy
+from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
 from toolkit.planning.time.step import transfer_seconds
 

@@ -14,6 +14,7 @@ from toolkit.planning.time.seconds import Constants
 BOUNDS = {
     "matmul": (1e-3, 1.0, 0.25),
     "attention": (1e-3, 1.0, 0.4),
+    "grouped": (1e-3, 1.0, 0.4),
     "elementwise": (1e-3, 1.0, 0.3),
     "memory": (1e-3, 1.0, 0.15),
     "launch": (1e-9, 1e-2, 0.7),

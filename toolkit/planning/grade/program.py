@@ -95,7 +95,7 @@ def train_program(
         ['blocks', 'embedding', 'norm']
     """
     check_model(config, strategy, batch, sequence_length)
-    _check_built(config, strategy)
+    check_built(config, strategy)
     there = list(jax.devices() if devices is None else devices)
     if len(there) < strategy.chips:
         raise ValueError(
@@ -132,8 +132,10 @@ def train_program(
     return Program(loss, layout, shapes, step, arguments)
 
 
-def _check_built(config, strategy):
-    """Refuse what is modelled only."""
+def check_built(config, strategy):
+    """Refuse what is modelled but not built."""
+    if words := strategy.modelled_only:
+        raise ValueError(f"strategy: {words} is modelled, not built; want it off")
     options = dict(config.options)
     if "moe" in options and options["moe"].choice_bias:
         raise ValueError(

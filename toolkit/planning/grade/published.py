@@ -25,7 +25,7 @@ from toolkit.planning.memory.gpus import GIB, gpu_peak
 from toolkit.planning.memory.sizes import share_of
 from toolkit.planning.models import model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, predict
-from toolkit.planning.strategy import Strategy
+from toolkit.planning.strategy import SCHEDULES, Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
 
 # What is computed anew, in the words of `Strategy`. "offload" keeps part of a layer on the host.
@@ -119,11 +119,7 @@ def flops_per_token(model: Mapping[str, Any], length: int, counted: str) -> floa
 
 def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
     """A row as the planner models it; a ValueError says why it does not."""
-    if row["precision"] == "fp8":
-        raise ValueError("products in float8")
     layout = row["layout"]
-    if "context" in layout:
-        raise ValueError("context parallelism")
     shards, replicas = layout.get("fsdp", 1), layout.get("data", 1)
     if layout.get("zero"):  # gradients are cut, and parameters gathered once per step
         shards, replicas = 1, shards * replicas
@@ -132,7 +128,10 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         fsdp=shards,
         tensor=layout.get("tensor", 1),
         pipeline=layout.get("pipeline", 1),
+        context=layout.get("context", 1),
         expert=layout.get("expert", 1),
+        capacity=1.0,  # none of the sources drops tokens
+        products="float8" if row["precision"] == "fp8" else "bfloat16",
         shard_optimizer="zero" in layout,
         recompute=RECOMPUTED[row["recompute"]],
         microbatches=row["microbatches"],
@@ -140,7 +139,7 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
     )
     config, where = _config(row["model"], strategy.tensor), cluster_of(row)
     square = share_of((((config.width, config.width), None),), strategy)
-    if strategy.fsdp > 1 and square.kept == square.used:
+    if strategy.for_parameters.fsdp > 1 and square.kept == square.used:
         raise ValueError(f"FSDP {strategy.fsdp} divides no dimension")
     if strategy.shard_optimizer and strategy.data > 1 and square.moment == square.kept:
         raise ValueError(f"ZeRO over {strategy.data} divides no dimension")
@@ -152,6 +151,8 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
 def _schedule(row: Mapping[str, Any]) -> dict[str, Any]:
     """The order of a pipeline's tasks; with fewer chunks if there are fewer layers than stages."""
     pipeline, chunks = row["layout"].get("pipeline", 1), row["layout"].get("virtual", 1)
+    if name := row["layout"].get("schedule"):
+        return {"schedule": name, "chunks": SCHEDULES[name]}
     while chunks * pipeline > row["model"]["layers"]:
         chunks //= 2
     return {"schedule": "interleaved", "chunks": chunks} if chunks > 1 else {}
@@ -203,13 +204,16 @@ def graded_rows(path: Path) -> tuple[tuple[Published, ...], Counter[tuple[str, s
 
 def prior_of(chip: str) -> Constants:
     """Constants of a chip before any row: its matrix unit is kept busier by a TPU's compiler."""
-    return Constants(matmul=0.9, elementwise=0.8) if chip.startswith("TPU") else Constants()
+    tpu = Constants(matmul=0.9, grouped=0.8, elementwise=0.8)
+    return tpu if chip.startswith("TPU") else Constants()
 
 
 def fit_chip(rows: Sequence[Published], chip: str, without: str = "") -> Constants:
     """Constants of a chip from its published steps, without one source; from those of other chips
-    of its kind if none are left."""
+    of its kind if none are left. No row of float8 products is among them: these judge what the
+    model says of casts."""
     is_tpu = chip.startswith("TPU")
+    rows = [each for each in rows if each.row["precision"] != "fp8"]
     others = [each for each in rows if each.group[1] == chip and each.group[0] != without]
     if not others:
         others = [
@@ -277,8 +281,9 @@ def by_group(rows: Sequence[Published]) -> dict[tuple[str, str], list[Published]
 
 
 def peak_errors(rows: Sequence[Published]) -> list[float]:
-    """Relative errors of predicted memory, of those rows whose peak was published."""
-    known = [each for each in rows if "memory" in each.row]
+    """Relative errors of predicted memory, of those rows whose peak was published; without float8,
+    of which only the products are modelled."""
+    known = [each for each in rows if "memory" in each.row and each.row["precision"] != "fp8"]
     return [_shown(each) / (each.row["memory"]["gib"] * GIB) - 1 for each in known]
 
 

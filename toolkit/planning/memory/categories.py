@@ -21,7 +21,10 @@ from toolkit.planning.memory.mixtures import mixture_memory
 from toolkit.planning.memory.sizes import (
     FLOAT32,
     LANES,
+    SOFTMAX,
     Held,
+    channels,
+    head_size,
     layer_parts,
     layer_tensors,
     rest_tensors,
@@ -36,7 +39,6 @@ LOGIT_COPIES = 2  # logits and their gradient, float32
 # float32 numbers per channel and token in the backward pass of a recurrent layer: chunk states,
 # products of decays, inverses and their gradients. Read off Gated DeltaNet programs.
 RECURRENT_ARRAYS = 24
-SOFTMAX = ("full", "window")  # layers whose formula is written down
 FEW = 2  # sequences of a microbatch
 
 
@@ -108,7 +110,7 @@ def layer_memory(
 ) -> Layer:
     """The memory of one layer for a microbatch of `sequences` per chip."""
     size = config.compute_dtype.itemsize
-    tokens, tensor = sequences * length, strategy.tensor
+    tokens, tensor = sequences * length // strategy.context, strategy.tensor
     width, hidden = config.width, 0
     if fed == "swiglu":
         hidden = config.feed_forward_size // tensor
@@ -139,6 +141,8 @@ def layer_memory(
     # The halves that are rotated are padded to a TPU's lanes.
     padded = max(1, 2 * LANES // head_size(config, word))
     attention = tokens * (2 * queries + padded * (queries + keys)) * size
+    if strategy.context > 1:  # keys and values of all tokens, and their gradients
+        attention += 4 * strategy.context * tokens * keys * size
     if LAYERS[word].is_recurrent:
         attention = FLOAT32 * RECURRENT_ARRAYS * tokens * width
     weights = sum(part.itemsize * part.share.used for part in parts)
@@ -182,13 +186,19 @@ def memory_of(
     numbers = body + table.times(count) + share_of(rest_tensors(config), strategy)
     # Working memory of equal layers depends on what they recompute.
     largest = max(found.values(), key=lambda layer: layer.gathered + layer.working)
-    tokens = sequences * length
-    accumulated = FLOAT32 * numbers.kept * (strategy.microbatches > 1)
+    tokens = sequences * length // strategy.context
+    whole = largest.share.kept * strategy.shard_gradients  # of one layer, until they are scattered
+    summed, body_summed = numbers.kept, body.kept
+    if strategy.shard_gradients:
+        summed, body_summed = numbers.moment, body.moment
+    accumulated = FLOAT32 * summed * (strategy.microbatches > 1)
     # A loop's gate keeps the loop's input, and a norm after the loop two float32 arrays.
     stream = tokens * config.width // strategy.tensor
     between = stream * (size * config.residual_gate + 2 * FLOAT32 * config.norm_every_loop)
     loops = config.loops if config.loops > 1 and strategy.pipeline == 1 else 0
-    activations = round((kept + loops * between) * in_flight)
+    activations = round((kept + loops * between) * in_flight * (1 - strategy.offload))
+    # Of two layers, on their way to the host or back.
+    moving = round(2 * strategy.offload * max(layer.kept for layer in found.values()))
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used
     # The gradient of a table lasts until the embedding's is added, and so does the gathered table,
@@ -214,12 +224,12 @@ def memory_of(
         (
             # The gradients of one loop exist besides their sum, and the activations of the current
             # loop are copied.
-            accumulated + FLOAT32 * body.kept * (2 if loops else 1) + use * has_head,
+            accumulated + FLOAT32 * (body_summed * (2 if loops else 1) + whole) + use * has_head,
             activations + (kept // loops if loops else 0),
             reordered + largest.gathered + (not only_gradient) * use * has_head,
-            largest.working,
+            largest.working + moving,
         ),
-        (accumulated + FLOAT32 * numbers.kept, 0, use, 0),
+        (accumulated + FLOAT32 * summed, 0, use, 0),
     )
     gradients, kept, gathered, working = max(moments, key=sum)
     return Memory(
@@ -229,7 +239,7 @@ def memory_of(
         activations=kept,
         gathered=gathered,
         working=working,
-        inputs=2 * FLOAT32 * (batch // strategy.batch_shards) * length,
+        inputs=2 * FLOAT32 * (batch // strategy.batch_shards) * length // strategy.context,
     )
 
 
@@ -243,17 +253,3 @@ def layer_kinds(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, st
 def _kinds(kinds: tuple[tuple[str, str], ...], runs: tuple[tuple[str, int], ...]):
     each = iter(kinds)
     return tuple((*next(each), recompute) for recompute, count in runs for _ in range(count))
-
-
-def head_size(config: LoopedConfig, word: str) -> int:
-    """Channels of one head."""
-    size = config.options[word].head_size if word in SOFTMAX else None
-    return size or config.width // config.heads
-
-
-def channels(config: LoopedConfig, word: str) -> tuple[int, int]:
-    """Channels of queries and of keys; other layers keep about as much."""
-    if word not in SOFTMAX:
-        return config.width, config.width
-    options, size = config.options[word], head_size(config, word)
-    return config.heads * size, (options.key_value_heads or config.heads) * size

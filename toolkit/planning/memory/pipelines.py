@@ -10,14 +10,13 @@ from collections.abc import Sequence
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning.memory.categories import (
-    SOFTMAX,
     Memory,
-    channels,
     layer_kinds,
     layer_memory,
     memory_of,
 )
 from toolkit.planning.memory.placing import stage_places, stores_of
+from toolkit.planning.memory.sizes import SOFTMAX, channels
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import most_waiting
 
@@ -38,7 +37,7 @@ def pipeline_memory(
     each = {
         kind: (
             layer_memory(config, *kind, strategy, sequences, length).kept,
-            split_bytes(config, *kind, strategy, sequences * length),
+            split_bytes(config, *kind, strategy, sequences * length // strategy.context),
         )
         for kind in set(kinds)
     }

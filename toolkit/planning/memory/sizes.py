@@ -17,6 +17,7 @@ FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
 Tensors = tuple[tuple[tuple[int, ...], int | None], ...]
 # A matrix with fewer elements is replicated.
 SMALLEST_SHARDED = 1 << 14
+SOFTMAX = ("full", "window")  # layers whose formulas are written down
 LANES = 128  # of a TPU, whose tiles are as many columns wide
 
 
@@ -103,6 +104,7 @@ def layer_parts(config: LoopedConfig, word: str, fed: str, strategy: Strategy) -
     """One chip's share of a layer: what "tensor" cuts, then the experts, and what every chip of
     "tensor" has whole, the router first."""
     size, tensors = config.compute_dtype.itemsize, layer_tensors(config, word, fed)
+    strategy = strategy.for_parameters
     if fed == "swiglu":
         return (Part(share_of(tensors, strategy), strategy, size),)
     is_folded = strategy.expert > 1
@@ -150,8 +152,9 @@ class Held:
 
 def share_of(tensors: tuple, strategy: Strategy) -> Held:
     """One chip's share of some tensors."""
-    data = strategy.data if strategy.shard_optimizer else 1
-    return _share_of(tensors, strategy.tensor, strategy.fsdp, data)
+    cut = strategy.for_parameters
+    data = cut.data if cut.shard_optimizer else 1
+    return _share_of(tensors, cut.tensor, cut.fsdp, data)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -193,3 +196,17 @@ def rest_tensors(config: LoopedConfig) -> tuple:
     """The final norm, and a gate per loop."""
     loops = ((config.loops, config.width), None)
     return (((config.width,), None), loops) if config.residual_gate else (((config.width,), None),)
+
+
+def head_size(config: LoopedConfig, word: str) -> int:
+    """Channels of one head."""
+    size = config.options[word].head_size if word in SOFTMAX else None
+    return size or config.width // config.heads
+
+
+def channels(config: LoopedConfig, word: str) -> tuple[int, int]:
+    """Channels of queries and of keys; other layers keep about as much."""
+    if word not in SOFTMAX:
+        return config.width, config.width
+    options, size = config.options[word], head_size(config, word)
+    return config.heads * size, (options.key_value_heads or config.heads) * size

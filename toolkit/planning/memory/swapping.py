@@ -17,8 +17,8 @@ import numpy as np
 from toolkit._checks import checked
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
-from toolkit.planning.memory.categories import SWIGLU_KEPT, channels, layer_kinds
-from toolkit.planning.memory.sizes import FLOAT32
+from toolkit.planning.memory.categories import SWIGLU_KEPT, layer_kinds
+from toolkit.planning.memory.sizes import FLOAT32, channels
 from toolkit.planning.predict import Prediction, predict
 
 NEVER = 1e9  # seconds: cannot be computed anew

@@ -11,8 +11,9 @@ from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.models import check_model, model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
+from toolkit.planning.search.divisions import bases_of
 from toolkit.planning.search.own_order import search_order
-from toolkit.planning.search.weigh import RUNNERS_UP, Search, bases_of
+from toolkit.planning.search.weigh import RUNNERS_UP, Search
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
 
@@ -112,6 +113,7 @@ def plan(
     constants: Constants | None = None,
     capacity: float = 1.25,
     order_seconds: float = 0.0,
+    host: float | None = None,
 ) -> Plan:
     """Search for the fastest way to train a model on a cluster within its memory.
 
@@ -136,6 +138,10 @@ def plan(
         constants: rates that chips and links achieve, and the imbalance of experts; None: the
             defaults.
         capacity: of the all-to-alls, as in `Strategy`.
+        host: bytes of the host's memory per chip. Given, also what is modelled but not built by
+            `train_program` is tried: sequences cut over chips ("context"), gradients cut over
+            replicas (ZeRO-2), and, above 0, activations that wait on the host, over
+            `Constants.host_link` (MEMO); None: only what `toolkit train --plan` runs.
         order_seconds: also search orders of tasks for the fastest pipelines, with so many seconds
             for each integer program (`search_order`; extra `search`); 0: do not.
 
@@ -154,8 +160,9 @@ def plan(
         True
     """
     return searched(
-        model, chips, batch, sequence_length, memory, reserve, constants, capacity, order_seconds
-    )
+        model, chips, batch, sequence_length, memory, reserve, constants, capacity, order_seconds,
+        host,
+    )  # fmt: skip
 
 
 def searched(
@@ -168,6 +175,7 @@ def searched(
     constants: Constants | None = None,
     capacity: float = 1.25,
     order_seconds: float = 0.0,
+    host: float | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """`plan` with a callback that reports progress after each division of the chips."""
@@ -179,9 +187,10 @@ def searched(
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
     limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)
-    search = Search(config, where, batch, sequence_length, limit, constants)
+    search = Search(config, where, batch, sequence_length, limit, constants, host)
     sizes = sequence_length, capacity
-    bases = sorted(bases_of(config, where, batch, *sizes), key=search.floor)
+    ways = bases_of(config, where, batch, *sizes, beyond_built=host is not None)
+    bases = sorted(ways, key=search.floor)
     if not bases:
         others = bases_of(config, where, where.chips, *sizes)  # all that divide the model
         batches = (nearest_multiple(batch, each.batch_shards) for each in others)

@@ -8,14 +8,12 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 
-from toolkit.looped import LoopedConfig
-from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
 from toolkit.planning.memory.pipelines import stage_memory
 from toolkit.planning.models import check_model, kinds_of, stages_fault
 from toolkit.planning.predict import Prediction, prediction_of
+from toolkit.planning.search.divisions import degrees_of, divisors, sharded_ways
 from toolkit.planning.search.layers import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, SCHEDULES, SPLIT, Strategy
 from toolkit.planning.time.pipelines import balanced
@@ -24,7 +22,6 @@ from toolkit.planning.time.step import layer_seconds
 RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers
 CHUNK = 256  # tokens per chunk of a streamed head
-LARGEST_TENSOR = 64
 BLOCK_CHUNKS = (2, 4, 8, 16)  # chunks of a sequence in the backward pass of a layer
 BALANCED = 8  # number of fastest pipelines whose stages are balanced
 ORDERED = 16  # number of fitting pipelines that are simulated in the order of another schedule
@@ -42,9 +39,10 @@ ORDERS = (
 class Search:
     """The fastest step of each division of the chips."""
 
-    def __init__(self, config, where, batch, length, limit, constants):
+    def __init__(self, config, where, batch, length, limit, constants, host=None):
+        self.host, self.beyond_built = host or 0.0, host is not None
         self.given = config, where, batch, length, limit, constants
-        self.chunks = max(n for n in _divisors(length) if n == 1 or length // n >= CHUNK)
+        self.chunks = max(n for n in divisors(length) if n == 1 or length // n >= CHUNK)
         self.considered = self.fitting = 0
         self.best: dict[tuple[int | str, ...], Prediction] = {}  # by degrees
         self.slowest = math.inf  # seconds of the slowest plan that would be shown
@@ -60,17 +58,16 @@ class Search:
 
     def floor(self, base: Strategy) -> float:
         """Lower bound on the seconds with these degrees, without bubble and recomputation."""
-        return min(
-            _mean_seconds(self.of(base, shard_optimizer=sharded)) for sharded in _sharded(base)
-        )
+        ways = sharded_ways(base, beyond_built=False)
+        return min(_mean_seconds(self.of(base, **sharded)) for sharded in ways)
 
     def weigh(self, base: Strategy) -> None:
         """The fastest step with these degrees over microbatches, optimiser, head and
         recomputation."""
-        for parts in _divisors(self.given[2] // base.batch_shards):
+        for parts in divisors(self.given[2] // base.batch_shards):
             fastest = [
-                self.of(base, microbatches=parts, shard_optimizer=sharded, head_chunks=chunks)
-                for sharded in _sharded(base)
+                self.of(base, microbatches=parts, head_chunks=chunks, **sharded)
+                for sharded in sharded_ways(base, self.beyond_built)
                 for chunks in sorted({1, self.chunks})
             ]
             # More microbatches never send less.
@@ -97,9 +94,24 @@ class Search:
             self._try(each)
             if each.fits:
                 break
+        for each in found[:-1]:
+            if self.host and not each.fits:
+                self._offloaded(each)
         mixed = None if fastest.fits or not found[-1].fits else _mixed(found[-1])
         for each in [*([mixed] if mixed else []), *_streamed(found[-1])]:
             self._try(each)
+
+    def _offloaded(self, each: Prediction) -> None:
+        """The least share of activations on the host with which it fits (MEMO)."""
+        kept = each.memory.activations
+        over = each.memory.total - each.limit
+        share = math.ceil(100 * over / kept) / 100 if kept else 1.0
+        while share <= 1 and share * kept <= self.host:
+            moved = self.of(each.strategy, offload=share)
+            if moved.fits:
+                self._try(moved)
+                break
+            share = round(share + 0.05, 2)
 
     def _try(self, each: Prediction) -> None:
         self.considered += 1
@@ -108,13 +120,13 @@ class Search:
             self.smallest = each
         bar = self._bar(each.strategy)
         if each.fits and each.least_seconds < bar and each.step_seconds < bar:
-            self.best[_degrees(each.strategy)] = each
+            self.best[degrees_of(each.strategy)] = each
             shown = sorted(each.step_seconds for each in self.best.values())
             self.slowest = shown[RUNNERS_UP] if len(shown) > RUNNERS_UP else math.inf
 
     def _bar(self, strategy: Strategy) -> float:
         """Seconds that a step must beat to be shown."""
-        known = self.best.get(_degrees(strategy))
+        known = self.best.get(degrees_of(strategy))
         return min(self.slowest, known.step_seconds if known else math.inf)
 
     def order(self) -> None:
@@ -162,47 +174,6 @@ class Search:
 
 def _mean_seconds(found: Prediction) -> float:
     return found.parts.total(found.constants.slowdown) / found.strategy.pipeline
-
-
-def _sharded(base: Strategy) -> tuple[bool, ...]:
-    return (False, True) if base.data > 1 else (False,)
-
-
-def bases_of(
-    config: LoopedConfig, where: Cluster, batch: int, length: int, capacity: float
-) -> Iterator[Strategy]:
-    """Every division of the chips that divides the model and the batch, of a mixture of experts
-    with every number of shards of the experts and every dispatch that a plan may choose."""
-    whole, has_experts = Strategy(capacity=capacity), "moe" in config.feed_forward_words
-    for pipeline in _divisors(where.chips):
-        for tensor in _divisors(where.chips // pipeline):
-            shards = where.chips // pipeline // tensor
-            if tensor > LARGEST_TENSOR or batch % shards:
-                continue
-            for data in _divisors(shards):
-                cut = {"data": data, "fsdp": shards // data, "tensor": tensor}
-                if pipeline > 1 and config.loops > 1:  # every loop passes all devices
-                    cut |= {"schedule": "breadth-first", "chunks": config.loops}
-                base = whole.changed(**cut, pipeline=pipeline)
-                bases = [base, *(_with_experts(base) if has_experts else ())]
-                fits = [each for each in bases if _divides(config, each, batch, length)]
-                if not fits and not has_experts:
-                    break
-                yield from fits
-
-
-def _with_experts(base: Strategy) -> Iterator[Strategy]:
-    for expert in base.expert_degrees[1:]:
-        for dispatch in ("all_to_all", "gather"):
-            yield base.changed(expert=expert, dispatch=dispatch)
-
-
-def _divides(config: LoopedConfig, base: Strategy, batch: int, length: int) -> bool:
-    try:
-        check_model(config, base, batch, length)
-    except ValueError:
-        return False
-    return True
 
 
 def _streamed(layer: Prediction) -> list[Prediction]:
@@ -327,13 +298,3 @@ def _even_in_time(even: Prediction) -> Prediction | None:
         even.config, even.cluster, strategy.changed(stages=tuple(sizes)), even.batch,
         even.sequence_length, even.limit, even.constants,
     )  # fmt: skip
-
-
-def _degrees(strategy):
-    degrees = strategy.data, strategy.fsdp, strategy.tensor, strategy.pipeline
-    return *degrees, strategy.expert, strategy.dispatch
-
-
-def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

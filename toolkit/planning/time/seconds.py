@@ -3,6 +3,7 @@
 import dataclasses
 
 from toolkit._checks import check_fields, checked
+from toolkit.measure import Peak
 from toolkit.planning.clusters import Cluster
 
 
@@ -13,6 +14,7 @@ class Constants:
     Attributes:
         matmul: share of the peak that matrix products reach, aside from reading and writing.
         attention: the same of the products of queries, keys and values.
+        grouped: share of that which products of experts reach, each with few of the rows.
         elementwise: share of the memory bandwidth at which layers read and write.
         memory: the same of the update.
         launch: seconds until the kernels of one layer's forward pass have started.
@@ -21,6 +23,8 @@ class Constants:
         slowdown: factor on computing and communicating while they overlap.
         imbalance: load of the chip whose experts are chosen most, over the mean; the others wait
             for it. Not of the chips but of the model and its text, and 1 if not known.
+        host_link: bytes per second between a chip and its host, one way, for what is offloaded; by
+            default those of a TPU's PCIe.
         old_kernels: whether attention stores its scores, and the residual stream is whole on every
             chip of "tensor": as before FlashAttention and sequence parallelism, of 2022.
 
@@ -31,6 +35,7 @@ class Constants:
 
     matmul: float = 0.8
     attention: float = 0.35
+    grouped: float = 0.3
     elementwise: float = 0.6
     memory: float = 0.8
     launch: float = 3e-5
@@ -38,11 +43,12 @@ class Constants:
     latency: float = 1.0
     slowdown: float = 1.3
     imbalance: float = 1.0
+    host_link: float = 1.5e10
     old_kernels: bool = False
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("matmul", "attention", "elementwise", "memory", "link"):
+        for name in ("matmul", "attention", "grouped", "elementwise", "memory", "link"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
         if not 0 <= self.launch <= 1:
@@ -51,6 +57,8 @@ class Constants:
             raise ValueError(f"latency must lie in [0, 10000]; got {self.latency}")
         if not 1 <= self.slowdown <= 10:
             raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
+        if not self.host_link > 0:
+            raise ValueError(f"host_link must be above 0 bytes per second; got {self.host_link}")
         if not 1 <= self.imbalance <= 1e4:
             raise ValueError(f"imbalance must lie in [1, 10000]; got {self.imbalance}")
 
@@ -61,15 +69,39 @@ CALIBRATED = {
     "A100 80GB SXM": Constants(
         matmul=0.849, attention=0.309, elementwise=0.574, link=0.595, slowdown=2.0
     ),
+    "B200": Constants(grouped=0.35, link=0.962),
+    "B300": Constants(grouped=0.348),
+    "GB200": Constants(grouped=0.287),
+    "GB300": Constants(grouped=0.379),
     "H100 SXM": Constants(
-        matmul=0.756, attention=0.186, elementwise=0.542, link=0.85, latency=0.49, slowdown=1.84
+        matmul=0.756,
+        attention=0.186,
+        grouped=0.346,
+        elementwise=0.542,
+        link=0.85,
+        latency=0.49,
+        slowdown=1.84,
     ),
-    "TPU v4": Constants(matmul=0.849, elementwise=0.8),
-    "TPU v5e": Constants(matmul=1.0, elementwise=0.8, link=1.0, slowdown=1.31),
-    "TPU v5p": Constants(matmul=1.0, elementwise=0.8),
-    "TPU v6e": Constants(matmul=0.852, attention=0.384, elementwise=0.8, slowdown=1.36),
-    "TPU v7x": Constants(matmul=0.929, elementwise=0.8),
+    "TPU v4": Constants(matmul=0.849, grouped=0.8, elementwise=0.8),
+    "TPU v5e": Constants(matmul=1.0, grouped=0.8, elementwise=0.8, link=1.0, slowdown=1.31),
+    "TPU v5p": Constants(matmul=1.0, grouped=0.8, elementwise=0.8),
+    "TPU v6e": Constants(
+        matmul=0.852, attention=0.384, grouped=0.8, elementwise=0.8, slowdown=1.36
+    ),
+    "TPU v7x": Constants(matmul=0.929, grouped=0.8, elementwise=0.8),
 }
+
+
+HAS_FLOAT8 = (
+    "L4", "L40S", "H100", "H800", "H20", "H200", "B200", "GB200", "B300", "GB300", "MI300X",
+    "TPU v7x", "TPU7x",
+)  # fmt: skip
+
+
+def product_rate(chip: Peak, kind: str) -> float:
+    """FLOPs per second of products; of float8 twice the rate of bfloat16, where chips have it."""
+    has = any(chip.name == name or chip.name.startswith(f"{name} ") for name in HAS_FLOAT8)
+    return chip.flops_per_second * (2 if kind == "float8" and has else 1)
 
 
 def constants_of(where: Cluster, given: Constants | None) -> Constants:
@@ -78,7 +110,13 @@ def constants_of(where: Cluster, given: Constants | None) -> Constants:
         return given
     if where.is_measured:
         return Constants(
-            matmul=1.0, attention=1.0, elementwise=1.0, memory=1.0, link=1.0, launch=0.0
+            matmul=1.0,
+            attention=1.0,
+            grouped=1.0,
+            elementwise=1.0,
+            memory=1.0,
+            link=1.0,
+            launch=0.0,
         )
     return CALIBRATED.get(where.chip.name, Constants())
 

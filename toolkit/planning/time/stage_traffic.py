@@ -42,7 +42,7 @@ def device_transfers(
 
 def _of_tables(config, strategy, sequences, length, is_first, is_last):
     size, runs = config.compute_dtype.itemsize, strategy.microbatches
-    stream = sequences * length * config.width * size
+    stream = sequences * length // strategy.context * config.width * size
     found, tables = [], table_tensors(config, strategy.tensor)
     if is_first:
         found += over_tensor(strategy, stream, runs, {"reduce-scatter": 1}, {"all-gather": 1})
@@ -51,7 +51,7 @@ def _of_tables(config, strategy, sequences, length, is_first, is_last):
     for at, tensors in enumerate([*((table,) for table in tables), rest_tensors(config)]):
         users = (is_first + is_last, 0) if config.tied_embedding else (is_first, is_last, 0)
         share = share_of(tensors, strategy)
-        for each in of_parameters(strategy, share, size, runs):
+        for each in of_parameters(strategy.for_parameters, share, size, runs):
             if each.part == "data":
                 found.append(each)
             elif each[:3] != ("fsdp", "all-gather", "backward"):
@@ -65,7 +65,8 @@ def _of_tables(config, strategy, sequences, length, is_first, is_last):
 def _between(config, strategy, sequences, length, device):
     """Activations, and for a gate over the loop its input beside them."""
     arrays = 2 if config.residual_gate else 1
-    sent = sequences * length * config.width * config.compute_dtype.itemsize / strategy.tensor
+    sent = sequences * length * config.width * config.compute_dtype.itemsize
+    sent /= strategy.tensor * strategy.context
     p, inner = strategy.pipeline, strategy.chips // strategy.pipeline
     ticks, channels = _ticks(strategy)
     return [

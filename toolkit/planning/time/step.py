@@ -15,11 +15,12 @@ from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.measure import Link
 from toolkit.planning.clusters import Cluster
-from toolkit.planning.memory.categories import channels
+from toolkit.planning.memory.categories import layer_memory
 from toolkit.planning.memory.sizes import (
     FLOAT32,
     Held,
     Part,
+    channels,
     layer_parts,
     rest_tensors,
     share_of,
@@ -28,7 +29,7 @@ from toolkit.planning.memory.sizes import (
 from toolkit.planning.mixtures import held_rows, routed_rows
 from toolkit.planning.models import expert_hidden
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.seconds import Constants, Seconds
+from toolkit.planning.time.seconds import Constants, Seconds, product_rate
 from toolkit.planning.time.traffic import (
     Transfer,
     as_compiled,
@@ -39,6 +40,11 @@ from toolkit.planning.time.traffic import (
 # How often a forward pass reads or writes an array: the float32 logits; and the scores of attention
 # that stores them (products, mask, softmax and weights).
 LOGIT_PASSES, SCORE_PASSES = 3, 6
+# Schedules that run a microbatch's forward beside another's backward pass, so that the tokens of
+# one travel to their experts while the other computes.
+HIDING = ("dualpipe-v",)
+# Whose communication computing waits for.
+WAITS = {"tensor": "tensor ", "context": "tensor ", "expert": "expert "}
 
 
 def layer_seconds(
@@ -54,7 +60,8 @@ def layer_seconds(
 ) -> Seconds:
     """One layer, over all microbatches and loops of a step."""
     parts = layer_parts(config, word, fed, strategy)
-    tokens, runs = sequences * length, strategy.microbatches * config.loops
+    tokens = sequences * length // strategy.context
+    runs = strategy.microbatches * config.loops
     seen = min(length, config.options[word].sliding_window) if word == "window" else length / 2
     # Scores and weighted values: two products of 2 FLOPs per visible key and channel. Recurrent
     # layers see about one chunk of keys.
@@ -75,7 +82,9 @@ def layer_seconds(
         heads = config.heads / strategy.tensor
         moved += SCORE_PASSES * config.compute_dtype.itemsize * tokens * length * heads
     chip = cluster.chip
-    products /= chip.flops_per_second * constants.matmul
+    if strategy.products == "float8":
+        moved += cast_bytes(config, word, fed, strategy, tokens)
+    products /= product_rate(chip, strategy.products) * constants.matmul
     mixing /= chip.flops_per_second * constants.attention
     moved /= chip.bytes_per_second * constants.elementwise
     whole = products + mixing + moved + routed + constants.launch
@@ -91,7 +100,14 @@ def layer_seconds(
     # A layer that is computed anew makes all its gradients at once.
     later = runs * (products + routed) if recompute == "none" else 0.0
     seconds = Seconds(forward, backward, again, weight_gradient=later)
-    seconds += _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
+    seconds += _communication(
+        as_compiled(transfers, cluster, sequences), cluster, constants,
+        is_hidden=strategy.schedule in HIDING,
+    )  # fmt: skip
+    if strategy.offload:
+        kept = layer_memory(config, word, fed, recompute, strategy, sequences, length).kept
+        moving = runs * strategy.offload * kept / constants.host_link
+        seconds += Seconds(hidden_forward=moving, hidden_backward=moving)
     for part in parts:
         seconds += _update(part.share, cluster, constants)
     return seconds
@@ -111,6 +127,17 @@ def layer_bytes(
     stream = 10 * width / (1 if is_old else tensor)
     inner = (3 * queries + 4 * keys + 5 * hidden) / tensor
     return config.compute_dtype.itemsize * tokens * (stream + inner + 2 * width)
+
+
+def cast_bytes(config: LoopedConfig, word: str, fed: str, strategy: Strategy, tokens: int) -> float:
+    """Bytes read and written to cast the inputs of a layer's products to float8, and its weights:
+    once as they are and once transposed, for the products of the backward pass. All microbatches
+    use the same cast weights."""
+    queries = channels(config, word)[0] / strategy.tensor
+    hidden = config.feed_forward_size / strategy.tensor if fed == "swiglu" else 0
+    numbers = tokens * (2 * config.width + queries + hidden)
+    numbers += layer_parts(config, word, fed, strategy)[0].share.used / strategy.microbatches
+    return numbers * (config.compute_dtype.itemsize + 2)
 
 
 def _routed_seconds(
@@ -135,7 +162,7 @@ def _routed_seconds(
     moved = config.compute_dtype.itemsize * rows * (5 * hidden + 4 * config.width)
     chip = cluster.chip
     return moved / (chip.bytes_per_second * constants.elementwise) + max(
-        flops / (chip.flops_per_second * constants.matmul),
+        flops / (product_rate(chip, strategy.products) * constants.matmul * constants.grouped),
         read / (chip.bytes_per_second * constants.memory),
     )
 
@@ -172,7 +199,7 @@ def table_seconds(
     tables = table_tensors(config, strategy.tensor)
     found = share_of((*tables, *rest_tensors(config)), strategy)
     used = share_of(tables[:1], strategy).used
-    tokens = sequences * length * strategy.microbatches
+    tokens = sequences * length // strategy.context * strategy.microbatches
     forward = 2 * tokens * used / (cluster.chip.flops_per_second * constants.matmul)
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor)
     forward += LOGIT_PASSES * logits / (cluster.chip.bytes_per_second * constants.elementwise)
@@ -191,7 +218,9 @@ def transfer_seconds(link: Link, sent: float, degree: int, constants: Constants)
     return delay + sent / (link.bytes_per_second * constants.link)
 
 
-def _communication(transfers: list[Transfer], cluster: Cluster, constants: Constants) -> Seconds:
+def _communication(
+    transfers: list[Transfer], cluster: Cluster, constants: Constants, *, is_hidden: bool = False
+) -> Seconds:
     parts: dict[str, float] = dict.fromkeys(
         (
             "tensor forward", "tensor backward", "expert forward", "expert backward", "forward",
@@ -203,7 +232,7 @@ def _communication(transfers: list[Transfer], cluster: Cluster, constants: Const
         link = cluster.link(each.inner, each.degree, each.kind)
         busiest = constants.imbalance if each.kind == "ragged-all-to-all" else 1.0
         seconds_each = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
-        waits = f"{each.part} " if each.part in ("tensor", "expert") else ""
+        waits = "" if is_hidden and each.part == "expert" else WAITS.get(each.part, "")
         parts[waits + each.phase] += seconds_each * each.runs
     return Seconds(
         tensor_forward=parts["tensor forward"],

@@ -10,6 +10,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.sizes import (
     FLOAT32,
+    channels,
     layer_parts,
     rest_tensors,
     share_of,
@@ -41,7 +42,7 @@ class Transfer(NamedTuple):
     """A kind of collective in a step.
 
     Attributes:
-        part: "tensor", "fsdp", "data", "expert" or "pipeline".
+        part: "tensor", "context", "fsdp", "data", "expert" or "pipeline".
         kind: the compiler's name.
         phase: "forward", "backward" or "update".
         bytes_sent: per chip and run.
@@ -81,15 +82,29 @@ def layer_transfers(
 ) -> list[Transfer]:
     """Collectives of one layer, over all microbatches and loops of a step."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches * config.loops
-    stream = sequences * length * config.width * size
+    tokens = sequences * length // strategy.context
+    stream = tokens * config.width * size
     is_folded = fed == "moe" and strategy.expert > 1
     counts = (_HALF_FORWARD, _HALF_BACKWARD) if is_folded else (_FORWARD, _BACKWARD)
     transfers = over_tensor(strategy, stream, runs, counts[0], counts[1][recompute])
+    transfers += _of_keys(config, word, strategy, tokens, runs)
     for part in layer_parts(config, word, fed, strategy):
         transfers += of_parameters(part.strategy, part.share, part.itemsize, runs)
     if is_folded:
-        transfers += _of_experts(config, recompute, strategy, sequences * length, runs)
+        transfers += _of_experts(config, recompute, strategy, tokens, runs)
     return transfers
+
+
+def _of_keys(config, word, strategy, tokens, runs):
+    """Keys and values of a sequence, gathered in both passes by the chips of "context", and the
+    sums of their gradients."""
+    n = strategy.context
+    if n == 1:
+        return []
+    both = 2 * channels(config, word)[1] // strategy.tensor
+    sent = float(config.compute_dtype.itemsize * tokens * both * (n - 1))
+    passes = ("all-gather", "forward"), ("all-gather", "backward"), ("reduce-scatter", "backward")
+    return [Transfer("context", *each, sent, runs, n, strategy.tensor) for each in passes]
 
 
 _TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
@@ -119,11 +134,11 @@ def table_transfers(
 ) -> list[Transfer]:
     """Collectives of the embedding, the head and small parameters, over all microbatches."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches
-    stream = sequences * length * config.width * size
+    stream = sequences * length // strategy.context * config.width * size
     transfers = over_tensor(strategy, stream, runs, *_TABLE)
-    tables = table_tensors(config, strategy.tensor)
+    tables, cut = table_tensors(config, strategy.tensor), strategy.for_parameters
     for tensors in (*((table,) for table in tables), rest_tensors(config)):
-        transfers += of_parameters(strategy, share_of(tensors, strategy), size, runs)
+        transfers += of_parameters(cut, share_of(tensors, strategy), size, runs)
     # Gathered tables are kept: no layer recomputes from them.
     return [each for each in transfers if each[:3] != ("fsdp", "all-gather", "backward")]
 
@@ -189,9 +204,12 @@ def of_parameters(strategy, found, size, runs):
                 transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner, is_odd))
     inner, n = inner * strategy.fsdp, strategy.data
     if n > 1:
-        sent = 2 * FLOAT32 * found.kept * (n - 1) / n
-        transfers.append(Transfer("data", "all-reduce", "backward", sent, 1, n, inner))
+        each, times = FLOAT32 * found.kept * (n - 1) / n, strategy.microbatches
+        if strategy.shard_gradients and found.moment < found.kept:
+            scatter = "data", "reduce-scatter", "backward", each, times, n, inner
+            transfers.append(Transfer(*scatter))
+        else:
+            transfers.append(Transfer("data", "all-reduce", "backward", 2 * each, 1, n, inner))
         if found.moment < found.kept:
-            gathered = FLOAT32 * found.kept * (n - 1) / n
-            transfers.append(Transfer("data", "all-gather", "update", gathered, 1, n, inner))
+            transfers.append(Transfer("data", "all-gather", "update", each, 1, n, inner))
     return transfers

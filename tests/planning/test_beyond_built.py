@@ -1,0 +1,150 @@
+"""What is modelled but not built: context parallelism, ZeRO-2, offloading, float8, recipes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from toolkit.looped import LoopedConfig
+from toolkit.planning import RECIPES, Constants, Strategy, plan, predict, train_program
+from toolkit.planning.clusters import cluster
+from toolkit.planning.grade.drawn import KINDS, drawn_cases, grade_drawn
+from toolkit.planning.grade.published import modelled, published_seconds
+from toolkit.planning.search.recipes import _choices, _instead
+
+PUBLISHED = Path(__file__).parents[2] / "data/planning/published.jsonl"
+SMALL = LoopedConfig(
+    vocabulary=2048, width=512, pattern="full full", heads=4, feed_forward=1536,
+    residual_gate=False, dtype="bfloat16",
+)  # fmt: skip
+SIZES = {"batch": 16, "sequence_length": 8192}
+
+
+def of(strategy, model="llama-3-8b", chips="h100:16", **sizes):
+    return predict(model, chips, strategy, **(SIZES | sizes))
+
+
+def test_context_cuts_activations_as_the_batch_does_and_gathers_keys_and_values():
+    whole, cut = of(Strategy(fsdp=16)), of(Strategy(fsdp=4, context=4), batch=4)
+    assert cut.memory.parameters == whole.memory.parameters
+    # Four sequences in quarters, instead of sixteen: as many tokens per chip.
+    assert cut.memory.activations == pytest.approx(whole.memory.activations / 4, rel=1e-3)
+    found = [each for each in cut.transfers if each.part == "context"]
+    heads, length, size, layers = 8, 8192, 2, 32
+    sent = 2 * heads * 128 * length * size * 3 / 4  # keys and values of a sequence, three quarters
+    assert sum(each.total for each in found) == pytest.approx(3 * layers * sent)
+    assert not [each for each in whole.transfers if each.part == "context"]
+    with pytest.raises(ValueError, match="context 4 cuts sequences of softmax layers only"):
+        of(Strategy(context=4, fsdp=4), model="lt2-hybrid-1.3b")
+
+
+def test_replicas_that_cut_gradients_hold_less_and_send_every_microbatch():
+    ways = {
+        shards: of(Strategy(
+            data=16, microbatches=1, shard_optimizer=True, shard_gradients=shards,
+            recompute="layer",
+        )) for shards in (False, True)
+    }  # fmt: skip
+    saved = ways[False].memory.gradients - ways[True].memory.gradients
+    assert saved > 0.8 * ways[False].memory.gradients
+    # One microbatch: a scatter and a gather instead of an all-reduce and a gather.
+    assert ways[True].sent_bytes == pytest.approx(2 / 3 * ways[False].sent_bytes, rel=0.02)
+    with pytest.raises(ValueError, match="shard_gradients wants shard_optimizer"):
+        Strategy(data=2, shard_gradients=True)
+
+
+def test_offloaded_activations_leave_the_chip_and_cross_the_hosts_link():
+    plain = of(Strategy(fsdp=16))
+    fast, slow = (
+        dataclasses.replace(
+            of(Strategy(fsdp=16, offload=0.5)), constants=Constants(host_link=link)
+        ) for link in (1e12, 1e9)
+    )  # fmt: skip
+    assert fast.memory.activations == plain.memory.activations // 2
+    own = dataclasses.replace(plain, constants=Constants())
+    assert own.step_seconds <= fast.step_seconds < 1.1 * own.step_seconds
+    assert slow.step_seconds > plain.memory.activations / 1e9  # half, both ways
+
+
+def test_float8_products_take_half_the_time_but_are_cast_and_want_a_chip_that_has_them():
+    both = [of(Strategy(fsdp=16, products=kind)).step_seconds for kind in ("bfloat16", "float8")]
+    assert 0.5 * both[0] < both[1] < both[0]
+    with pytest.raises(ValueError, match="chips 'a100:16' multiply no such numbers"):
+        of(Strategy(fsdp=16, products="float8"), chips="a100:16")
+
+
+def test_all_to_alls_beyond_a_host_go_through_every_chips_own_card():
+    """Once at the rate that the chips of a host have together: 8 times too fast."""
+    where = cluster("h100:64")
+    ring, exchange = where.link(1, 64, "all-gather"), where.link(1, 64, "all-to-all")
+    assert ring.bytes_per_second == 4e11
+    assert exchange.bytes_per_second == pytest.approx(5e10 * 63 / 56)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"context": 2}, {"data": 2, "shard_optimizer": True, "shard_gradients": True},
+     {"fsdp": 2, "offload": 0.5}, {"fsdp": 2, "products": "float8"}],
+)  # fmt: skip
+def test_what_is_modelled_only_is_refused_where_it_would_run(change):
+    with pytest.raises(ValueError, match="is modelled, not built; want it off"):
+        train_program(SMALL, Strategy(**change), batch=4, sequence_length=64)
+
+
+def test_a_search_beyond_what_is_built_is_no_slower_and_finds_context_for_long_sequences():
+    sizes = {"batch": 2, "sequence_length": 65_536}
+    built = plan("llama-3.2-1b", "h100:8", **sizes)
+    beyond = plan("llama-3.2-1b", "h100:8", **sizes, host=0.0)
+    assert built.best.strategy.modelled_only == ""
+    assert beyond.best.strategy.context > 1
+    assert beyond.best.step_seconds < built.best.step_seconds
+    tight = {"batch": 32, "memory": 6e9}
+    kept, moved = (
+        plan("llama-3.2-1b", "h100:8", **tight, host=host, constants=Constants(host_link=5e11)).best
+        for host in (0.0, 2e11)
+    )
+    assert moved.strategy.offload > 0
+    assert moved.step_seconds < kept.step_seconds
+
+
+def test_recipes_are_the_published_rows_and_say_why_a_plan_would_choose_otherwise():
+    lines = PUBLISHED.read_text().splitlines()
+    for name, number in (("llama-3-405b", 340), ("llama-3-405b-long", 341), ("deepseek-v3", 343)):
+        row = json.loads(lines[number - 1])
+        recipe, found = RECIPES[name], modelled(row)
+        assert recipe.seconds == pytest.approx(published_seconds(row), rel=1e-3)
+        assert recipe.strategy.chips == row["chips"]
+        own = found.prediction.strategy.changed(capacity=recipe.strategy.capacity)
+        assert recipe.strategy == own
+        assert recipe.batch == row["batch"]
+    found = of(Strategy(data=16, shard_optimizer=True, products="float8"), batch=64)
+    words = "\n".join(_choices(found))
+    assert "products bfloat16 instead of float8" in words
+    assert "slower" in words
+    assert "recompute layer instead of none" in words
+    best = of(Strategy(fsdp=16, recompute="layer", head_chunks=32), batch=64)
+    assert "plan would choose fsdp 16, recompute layer" in _instead(found, best)
+    assert "plan finds nothing faster" in _instead(best, best)
+
+
+def test_plans_are_drawn_by_number_from_every_kind_of_model(tmp_path):
+    cases = drawn_cases(8)
+    assert cases == drawn_cases(12)[:8]
+    assert len({case.key for case in cases}) == 8
+    kinds = [{"loops": case.config.loops > 1, "words": set(case.config.layers),
+              "moe": "moe" in case.config.feed_forward_words} for case in cases]  # fmt: skip
+    assert len(KINDS) == 4
+    assert all(kind["loops"] for kind in kinds[::4])
+    assert all(kind["words"] == {"mla"} for kind in kinds[2::4])
+    assert all(kind["moe"] for kind in kinds[3::4])
+    record = tmp_path / "drawn.jsonl"
+    record.write_text(json.dumps({"case": cases[0].key, "error": "no such kernel"}) + "\n")
+    assert "no such kernel" in grade_drawn(record, 0)
+    assert "1 of 1 drawn plans refused" in grade_drawn(record, 0)
+
+
+@pytest.mark.nightly
+def test_libtpu_refuses_no_drawn_plan(tmp_path):
+    pytest.importorskip("libtpu")
+    assert "\n0 of" in "\n" + grade_drawn(tmp_path / "drawn.jsonl", 20)
