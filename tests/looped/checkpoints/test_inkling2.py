@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit.looped import LoopedConfig, LoopedLM, load_checkpoint, parameter_count
+from toolkit.looped import (
+    LoopedConfig,
+    LoopedLM,
+    decode_step,
+    extend,
+    load_checkpoint,
+    parameter_count,
+    prefill,
+)
 from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.reading import fields_of
 from toolkit.looped.checkpoints.settings import settings_of
@@ -28,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "loop_gate_rank": 5,
 }  # fmt: skip
 SHOWS = 1e-3  # of the largest logit
+STEPS = 1e-4  # of logits of order one
 
 
 def read(**changes: Any) -> LoopedConfig:
@@ -108,3 +117,29 @@ def test_inkling_2_there_and_back(tmp_path):
     first.profiles[...] = np.roll(first.profiles[...], 1, axis=1)
     second.fed_convolution.kernel[...] *= 0
     assert min(error_of(changed, tokens, wanted) for changed in (other, model)) > SHOWS
+
+
+@pytest.mark.slow
+def test_pieces_steps_and_documents_are_the_whole():
+    config = LoopedConfig.tiny("relative_window relative", width=16, heads=2)
+    model = LoopedLM(config, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(model)
+    draw = iter(jax.random.split(jax.random.key(1), 99))
+    # Convolutions and gates start at zero.
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(draw), x.shape), params)
+    model = nnx.merge(graph, params)
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 30))
+    whole = jax.jit(LoopedLM.__call__)
+    wanted = whole(model, tokens)
+    _, cache = prefill(model, tokens[:, :11], 32)
+    logits, cache = extend(model, tokens[:, 11:28], cache)
+    step = jax.jit(decode_step)
+    for token in tokens[:, 28:].T:
+        logits, cache = step(model, token, cache)
+    np.testing.assert_allclose(logits, wanted[:, -1], rtol=0, atol=STEPS)
+    documents = np.repeat([[0] * 13 + [1] * 17], 2, axis=0)
+    packed = jax.jit(lambda *given: given[0](given[1], segment_ids=given[2]))
+    alone = whole(model, tokens[:, 13:])
+    np.testing.assert_allclose(packed(model, tokens, documents)[:, 13:], alone, rtol=0, atol=STEPS)
+    # A control: a text that goes on from the first document is another one.
+    assert np.abs(wanted[:, 13:] - alone).max() > 100 * STEPS
