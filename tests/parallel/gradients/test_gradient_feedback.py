@@ -1,5 +1,7 @@
 """What is not sent is remembered, conserved, and fits another number of replicas."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from exchanges import DEVICES, LEVELS, Alone, gradients
 
 from toolkit.parallel import data_parallel, layout, make_mesh
-from toolkit.parallel.gradients import COMPRESSORS, Exchange, ExchangePlan, ExchangeState
+from toolkit.parallel.gradients import COMPRESSORS, FEEDBACKS, Exchange, ExchangePlan, ExchangeState
 from toolkit.parallel.gradients.resized import _vectors, resized
 
 CONSERVED = 1e-5  # float32 sums over five steps
@@ -70,7 +72,14 @@ def test_loco_keeps_a_byte_and_a_quarter_per_number_at_most():
     state = alone(gradients(N))[2]
     first = state.residuals[0][0]
     assert sum(x.size * x.dtype.itemsize for x in first) <= 1.25 * DEVICES * N
-    assert alone(gradients(N, 1), state)[0].shape == (N,)
+    later = alone(gradients(N, 1), state)[0]
+    # It forgets: where its period ends, what was remembered makes no difference.
+    period = FEEDBACKS["loco"].forgets_after
+    at = dataclasses.replace(state, step=jnp.int32(period))
+    empty = dataclasses.replace(alone.plan.init(), step=jnp.int32(period))
+    forgotten = [alone(gradients(N, 1), each)[0] for each in (at, empty)]
+    np.testing.assert_array_equal(*forgotten)
+    assert np.abs(later - forgotten[0]).max() > 0
 
 
 def test_dgc_forgets_momentum_where_it_sent():
@@ -110,8 +119,6 @@ def test_sparse_gradients_need_a_memory_and_a_smaller_rate():
 
 def test_feedback_on_what_is_no_contraction_diverges():
     """Why it is refused: the same row, said to be a contraction."""
-    import dataclasses
-
     wrong = dataclasses.replace(COMPRESSORS["qsgd"](4), contraction=lambda n: 0.5)
     diverged = quadratic_loss(Exchange(wrong, "gather", "error_feedback", dense_below=0), 0.05)
     plain = quadratic_loss(Exchange(COMPRESSORS["qsgd"](4), "gather", dense_below=0), 0.05)

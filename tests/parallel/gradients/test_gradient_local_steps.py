@@ -19,6 +19,7 @@ from toolkit.parallel.gradients import (
     decoding_weights,
     local_steps,
     low_rank_mean,
+    recovery_rounds,
     repetition_code,
     zeroth_order_step,
 )
@@ -249,3 +250,34 @@ def test_golden_loads():
     assert coded_load(256, tolerated=27, **both) == pytest.approx(0.007543, rel=1e-3)
     assert coded_load(20, tolerated=4, **both) == pytest.approx(0.0833, rel=1e-2)
     assert coded_load(20, burst=1, window=2, tolerated=4) == pytest.approx(0.15)
+
+
+def bursty(rng, rounds, workers, burst, window, most):
+    """Late workers, at most so many in any window, each within a burst."""
+    late = np.zeros((rounds, workers), bool)
+    for _ in range(100):
+        worker, start = rng.integers(workers), rng.integers(rounds)
+        tried = late.copy()
+        tried[start : start + rng.integers(1, burst + 1), worker] = True
+        windows = [tried[at : at + window] for at in range(rounds)]
+        spans = [np.ptp(np.flatnonzero(w[:, i])) for w in windows for i in np.flatnonzero(w.any(0))]
+        if max(w.any(0).sum() for w in windows) <= most and max(spans, default=0) < burst:
+            late = tried
+    return late
+
+
+@pytest.mark.parametrize(("burst", "window", "most"), [(2, 3, 4), (1, 2, 3), (3, 4, 4)])
+def test_gradients_are_recovered_within_a_burst_by_the_smaller_load(burst, window, most):
+    rng, workers, rounds = np.random.default_rng(0), 8, 15
+    stragglers = -(-burst * most // (window - 1 + burst))
+    last = np.arange(rounds - burst)
+    missed = 0
+    for _ in range(8):
+        late = bursty(rng, rounds, workers, burst, window, most)
+        found = recovery_rounds(late, stragglers, burst)[: rounds - burst]
+        assert ((found >= last) & (found <= last + burst)).all()
+        missed += ((~late).sum(1) < workers - stragglers).sum()
+    assert missed  # a code within a round would have lost these
+    assert coded_load(workers, burst=burst, window=window, tolerated=most) < (most + 1) / workers
+    with pytest.raises(ValueError, match="burst: got 0"):
+        recovery_rounds(late, stragglers, 0)

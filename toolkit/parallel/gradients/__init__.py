@@ -17,12 +17,14 @@ An exchange is a compressor, a pattern and a feedback, each a row of a table; ad
 * `local_steps`, `LocalSteps`, `LocalState`: islands that agree every H steps (DiLoCo, streaming)
 * `zeroth_order_step`: training without gradients, one number per replica and step
 * `repetition_code`, `cyclic_code`, `decoding_weights`, `coded_load`: gradients despite stragglers
+* `recovery_rounds`: the same over rounds, simulated (sequential gradient coding)
 """
 
 from toolkit.parallel.gradients.apart.coding import (
     coded_load,
     cyclic_code,
     decoding_weights,
+    recovery_rounds,
     repetition_code,
 )
 from toolkit.parallel.gradients.apart.local_steps import LocalState, LocalSteps, local_steps
@@ -64,6 +66,7 @@ __all__ = [
     "exchange_rows",
     "local_steps",
     "low_rank_mean",
+    "recovery_rounds",
     "repetition_code",
     "row_bytes",
     "row_capacity",

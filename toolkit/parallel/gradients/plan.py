@@ -267,6 +267,9 @@ class ExchangePlan:
         key, kept = self.key(step, "gradients"), []
         for at, group in enumerate(self.groups):
             own = jax.tree.map(lambda x: x[0, 0], residuals[at] if self.exchange.memory else ())
+            if (memory := self.exchange.memory) is not None and memory.forgets_after is not None:
+                is_new = step % memory.forgets_after == 0
+                own = jax.tree.map(lambda x: jnp.where(is_new, jnp.zeros_like(x), x), own)  # noqa: B023
             rows, rest = group.rows(values)
             mean, own = self._exchanged(group, rows, jax.random.fold_in(key, at), own)
             rest = jax.lax.pmean(rest, group.along.peers.axes) if group.rest else rest

@@ -145,7 +145,8 @@ def coded_load(
         multiplexed over rounds          (lambda + 1) (W - 1 + B) / (n (B + (W - 1) (lambda + 1)))
 
     The last two are the sequential codes, for bursts of B rounds in windows of W rounds with at
-    most lambda stragglers; only their loads are here, not their schedules.
+    most lambda stragglers. `recovery_rounds` runs the first of them; of the last only the load is
+    here.
 
     Args:
         workers: number n.
@@ -171,3 +172,48 @@ def coded_load(
         stragglers = -(-burst * tolerated // (window - 1 + burst))
     _check(workers, stragglers)
     return (stragglers + 1) / workers
+
+
+@checked
+def recovery_rounds(is_late: np.ndarray, stragglers: int, burst: int) -> np.ndarray:
+    """When each round's gradient is recovered by the sequential code that repeats (simulated).
+
+    In round t a worker computes its coded part of gradient t; or, if gradient t - B lacks parts,
+    those of the workers that owe one make it up, as many as are needed. With
+    s = ceil(B lambda / (W - 1 + B)) all are recovered B rounds later at most, if in any W rounds at
+    most lambda workers are late, each within B rounds in a row.
+
+    Args:
+        is_late: [rounds, workers], whose answer is not waited for.
+        stragglers: number s that the code of every gradient tolerates.
+        burst: rounds B after which a part is made up.
+
+    Returns:
+        For each gradient the round in which n - s parts of it are there, or -1.
+
+    Source: Krishnan et al., "Sequential gradient coding", 2022 (arXiv:2211.13802), SR-SGC.
+
+    Example:
+        >>> import numpy as np
+        >>> late = np.zeros((4, 4), bool)
+        >>> late[1, :2] = True
+        >>> recovery_rounds(late, 1, 1).tolist()  # the second gradient a round later
+        [0, 2, 2, 3]
+    """
+    rounds, workers = is_late.shape
+    _check(workers, stragglers)
+    if burst < 1:
+        raise ValueError(f"burst: got {burst}, wanted at least 1 round")
+    needed, found = workers - stragglers, np.full(rounds, -1)
+    arrived = np.zeros((rounds, workers), bool)
+    for now in range(rounds):
+        gradient, old = np.full(workers, now), max(now - burst, 0)
+        if now >= burst and found[old] < 0:
+            owing = np.flatnonzero(~arrived[old])
+            gradient[owing[: needed - arrived[old].sum()]] = old
+        on_time = np.flatnonzero(~is_late[now])
+        arrived[gradient[on_time], on_time] = True
+        for each in (old, now):
+            if found[each] < 0 and arrived[each].sum() >= needed:
+                found[each] = now
+    return found

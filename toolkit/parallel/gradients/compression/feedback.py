@@ -16,6 +16,7 @@ from jax import Array
 from toolkit.parallel.gradients.compression.compressors import Compressor, int8
 
 MOVING_AVERAGE = 0.5  # of LoCo
+FORGET_AFTER = 512  # steps of LoCo; the number is ours
 MOMENTUM = 0.9  # of DGC
 
 Memory = tuple[Array, ...]
@@ -34,6 +35,7 @@ class Feedback:
             that of the step before.
         is_for_sparse: whether it wants a compressor that sends some numbers as they are.
         storage: how the memory lies in memory; None for float32.
+        forgets_after: steps after which it begins anew; None: never.
         source: the paper.
 
     Example:
@@ -51,6 +53,7 @@ class Feedback:
     is_difference: bool = False
     is_for_sparse: bool = False
     storage: Compressor | None = None
+    forgets_after: int | None = None
 
 
 def _corrected_momentum(x: Array, memory: Memory) -> tuple[Array, Memory]:
@@ -90,6 +93,7 @@ FEEDBACKS: dict[str, Feedback] = {
             ),
             "Xie et al., LoCo: low-bit communication adaptor, 2024",
             storage=int8(256, "nearest"),
+            forgets_after=FORGET_AFTER,
         ),
         Feedback(
             "momentum",
