@@ -245,7 +245,7 @@ class LanesPanel(Panel):
 
     chips = Choice("Chips", "h100:64", {words: name for name, words in CHIPS.items()})
     compressor = Choice("Compressor", "int4", {name: name for name in COMPRESSORS})
-    tokens = Number("Tokens per chip", 4096, low=512, high=32_768, powers_of_two=True)
+    tokens = Number("Tokens per chip", 4096, low=512, high=65_536, powers_of_two=True)
     search = Choice("Shown", "best", {words: name for name, words in SEARCHES.items()})
     decisions = Number(
         "Decisions", len(TENSORS), low=0, high=len(TENSORS),
