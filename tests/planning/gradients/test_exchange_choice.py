@@ -20,7 +20,7 @@ from toolkit.planning import (
     greedy_exchanges,
     predict,
 )
-from toolkit.planning.gradients.exchanges import message_cost
+from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Message, one_by_one
 
 EQUAL = 1e-8  # what the search takes for the same

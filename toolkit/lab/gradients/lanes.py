@@ -17,7 +17,7 @@ from toolkit.measure import in_words
 from toolkit.parallel.gradients import Exchange
 from toolkit.parallel.gradients.peers import Along
 from toolkit.planning import Option, Schedule, best_exchanges, cluster, greedy_exchanges
-from toolkit.planning.gradients.exchanges import message_cost
+from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Cost, one_by_one
 from toolkit.planning.time.seconds import constants_of
 

@@ -1,11 +1,5 @@
 """Which of a model's gradients to compress, and how: costs from chips and links, then the search.
 
-A message of n numbers on a chip with memory bandwidth M and links of rate L costs
-
-    encode   (4 + w) n / M        reads float32, writes w bytes per number; sparse: 16 n / M
-    send     per collective (D - 1) delay + bytes / L; the second encoding, (4 + w) n / M
-    decode   (4 + w) n / M
-
 The bytes are those of `toolkit.parallel.gradients`, which the compiled programs send. What a
 compressor does to convergence is no part of it: the caller names those that he wants.
 """
@@ -18,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from toolkit._checks import checked
-from toolkit.measure import Link, in_words
+from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.measure.words import counted
 from toolkit.parallel.gradients import Exchange
 from toolkit.parallel.gradients.exchange import DENSE_BELOW
-from toolkit.parallel.gradients.peers import Along, Peers
+from toolkit.parallel.gradients.peers import Along
+from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Cost, Message, Option, Schedule, one_by_one
 from toolkit.planning.gradients.search import best_exchanges, greedy_exchanges
 from toolkit.planning.memory.categories import layer_kinds
@@ -36,13 +31,12 @@ from toolkit.planning.memory.sizes import (
     table_tensors,
 )
 from toolkit.planning.predict import Prediction
-from toolkit.planning.time.seconds import Constants, Seconds
+from toolkit.planning.time.seconds import Seconds
 from toolkit.planning.time.step import transfer_seconds
 from toolkit.planning.time.traffic import Transfer, of_parameters
 
 DENSE = "dense"
 TWO_LEVELS = ("far", "two_hop")
-SORT_BYTES = 16  # read and written per number to find the largest
 Costs = Callable[[int, int], Cost]
 
 
@@ -335,34 +329,3 @@ def _compressed(step: Prediction, tensors: Tensors, exchange: Exchange, near: in
 
 def _sums(values: Sequence[float]) -> list[float]:
     return [0, *itertools.accumulate(values)]
-
-
-def message_cost(
-    exchange: Exchange,
-    along: Along,
-    numbers: float,
-    link_of: Callable[[Peers], Link],
-    rate: float,
-    constants: Constants,
-    *,
-    is_scattered: bool = False,
-) -> Cost:
-    """Seconds of one message of so many numbers, on chips that read and write `rate` bytes/s."""
-    row, how = exchange.of_gradients, exchange.how
-    length = max(1, int(numbers) // along.peers.size)
-    scatters = how.scatter_sends if is_scattered else None
-    send = sum(
-        transfer_seconds(link_of(peers), sent, peers.size, constants)
-        for peers, sent in (scatters or how.sends)(row, along, length)
-        if peers.size > 1
-    )
-    if row.name == "float32":
-        return Cost(0.0, send)
-    if exchange.pattern == "far":  # the near sums are dense
-        numbers /= along.near.size
-    if row.is_sparse or row.is_linear:
-        return Cost(SORT_BYTES * numbers / rate, send)
-    once = (4 + row.payload_bytes(max(1, int(numbers))) / max(1, numbers)) * numbers / rate
-    own = once + (8 * numbers / rate if exchange.memory is not None else 0)
-    is_encoded_twice = exchange.pattern != "gather" and not scatters
-    return Cost(own, send + is_encoded_twice * once, once)
