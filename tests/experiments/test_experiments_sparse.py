@@ -1,7 +1,6 @@
 """Sparse decoding looked into: the drawn data, the retrieval model, the audit of any model."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,19 +10,18 @@ from tiers import by_night
 
 from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
-from toolkit.experiments.kit.experiment import Workspace
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.sparse import audit as audits
-from toolkit.experiments.sparse import lossless, model, texts
+from toolkit.experiments.sparse import lossless, model, text_model, texts
 from toolkit.experiments.sparse.calibration import reached
+from toolkit.experiments.sparse.claims import CLAIMS, text_label
 from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
-from toolkit.experiments.sparse.experiment import EXPERIMENT, Setting
+from toolkit.experiments.sparse.experiment import EXPERIMENT
 from toolkit.experiments.sparse.lossless import Lossless, decode_losslessly, lossless_table
 from toolkit.experiments.sparse.page import write_page
 from toolkit.experiments.sparse.quality import at_small_budgets, of_drawn
 from toolkit.experiments.tasks import Retrieval
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.training import load_corpus
 
 SMALL = {"heads": 2, "tokens": 512, "queries": 8, "size": 32}
 
@@ -62,8 +60,12 @@ def test_needles_stand_where_they_should():
 
 
 def test_the_recorded_model_finds_needles_in_texts_longer_than_its_own():
-    assert model.FILE.stat().st_size < 2**20
-    assert model.accuracy(model.load(), Retrieval(16, 256, 16), 0, batch=8) > 0.95
+    for group, file in model.FILES.items():
+        assert file.stat().st_size < 2**20
+        params, task = model.load(file), Retrieval(16, 256, 16)
+        q, k, _ = model.forward(params, jax.numpy.zeros((1, 2), int))[1][0]
+        assert q.shape[2] == group * k.shape[2]
+        assert model.accuracy(params, task, 0, batch=8) > 0.95
 
 
 def test_the_oracle_keeps_most_and_all_tokens_are_everything():
@@ -118,32 +120,52 @@ def test_the_law_that_is_calibrated_is_the_one_that_stops_a_step():
 
 @pytest.mark.slow
 def test_with_room_for_all_bytes_a_perplexity_is_that_of_the_model():
-    found = texts.perplexity(SELECTORS["window"](), None, 0)
-    held_out = load_corpus("prose").split()[1]
-    firsts = np.random.default_rng(0).integers(0, len(held_out) - texts.LENGTH, texts.PASSAGES)
-    text = np.stack([held_out[first : first + texts.LENGTH] for first in firsts]).astype(np.int32)
-    logits = nnx.jit(lambda model, text: model(text))(texts._model(), text)
+    text = texts.passages(0, depth=0.5)[:, -256:]
+    found, _ = texts.perplexity(SELECTORS["window"](), None, text)
+    logits = nnx.jit(lambda model, text: model(text))(texts.load_text_model(), text)
     log_p = jax.nn.log_softmax(logits[:, -texts.STEPS - 1 : -1])
     taken = np.take_along_axis(np.asarray(log_p), text[:, -texts.STEPS :, None], axis=2)
     assert found == pytest.approx(np.exp(-taken.mean()), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_at_equal_bytes_a_system_reads_no_more_than_chance_and_its_index_counts():
-    found = EXPERIMENT.execute(Setting("hata", "equal bytes"), 0, Workspace(Path(), print))
-    for kind, size in (("heavy tails", 128), ("256 tokens", 32)):
-        most = 256 * 2 * size * 4 / 1000
-        assert 0.97 * most < found[f"kilobytes, {kind}"] <= most
-        assert found[f"tokens, {kind}"] < 256
-    # Bounds of 256 pages are as large as 256 tokens, and nothing is left.
-    found = EXPERIMENT.execute(Setting("quest", "equal bytes"), 0, Workspace(Path(), print))
-    assert "mass, heavy tails" not in found
-    assert 0 < found["accuracy, 256 tokens"] < 1
+def test_quotations_repeat_what_stood_at_a_depth():
+    text, size = texts.passages(0, depth=0.25), texts.CUE + texts.STEPS
+    start = round(0.25 * (texts.LENGTH - 2 * size))
+    np.testing.assert_array_equal(text[:, -size:], text[:, start : start + size])
+    assert (texts.passages(0)[:, -size:] != text[:, -size:]).any(axis=1).all()
+    rows = jax.numpy.arange(2 * 256).reshape(2, 256)  # no number twice
+    quoted = text_model.quoting(jax.random.key(0), rows, 1)
+    for row, quote in zip(np.asarray(rows), np.asarray(quoted), strict=True):
+        (changed,) = np.nonzero(row != quote)
+        assert len(changed) == text_model.QUOTE
+        assert quote[changed[0]] < row[changed[0]] - text_model.QUOTE + 1
+        assert (np.diff(quote[changed]) == 1).all()
+
+
+def test_query_heads_of_a_group_ask_for_themselves_and_the_first_group_is_the_old_law():
+    alone, four = (heavy_tailed(1, group=group, **SMALL) for group in (1, 4))
+    assert four.q.shape == (8, 8, 32)
+    np.testing.assert_array_equal(alone.k[:, 4:], heavy_tailed(1, **SMALL).k[:, 4:])
+    p = shares(alone._replace(k=four.k.repeat(4, axis=0), q=four.q))
+    best = p[..., 4:].argmax(axis=-1).reshape(8, 2, 4)
+    assert np.mean([len(set(row)) for row in best.reshape(-1, 4)]) > 2
+
+
+def test_an_experiment_in_which_chance_does_not_lose_is_void():
+    claim = next(c for c in CLAIMS if c.text.startswith("the bytes of"))
+    noise = np.random.default_rng(0).normal(size=5) / 1000
+    for chance, word in ((1.005, "void"), (1.2, "seen")):
+        ratio = {"dense": 1.0, "oracle": 1.001, "random": chance}
+        outcomes = {
+            text_label(name): {seed: {"perplexity": 4 * r + noise[seed]} for seed in range(5)}
+            for name, r in ratio.items()
+        }
+        assert claim.verdict(Results(outcomes)).word == word
 
 
 def test_a_part_of_the_settings_is_drawn():
     """None of the systems by themselves, as `--only "equal bytes"` runs into a fresh folder."""
-    outcomes = {"quest, equal bytes": {0: {"accuracy, 256 tokens": 0.5, "mass, 256 tokens": 0.75}}}
+    outcomes = {"quest, text": {0: {"accuracy, 256 tokens": 0.5, "mass, 256 tokens": 0.75}}}
     left, right = EXPERIMENT.draw(Results(outcomes), "").axes[:2]
     heights = [bar.get_height() for bar in left.patches]
     assert heights == [0.5, 0.75, 0]  # two numbers, and the legend's

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -204,6 +204,8 @@ def _loss(logits, targets) -> float:
 
 class _Sparse(nnx.Module):
     """A softmax layer that attends sparsely from `start` on, and shows what it dropped."""
+
+    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, mixer: Any, attend: Any):
         self.mixer, self.attend = mixer, attend

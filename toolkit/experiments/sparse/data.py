@@ -17,14 +17,14 @@ class Drawn(NamedTuple):
     """One sequence's attention.
 
     Attributes:
-        q: queries [queries, heads, size]; every one sees all keys.
-        k: keys [heads, tokens, size].
-        v: values [heads, tokens, size].
+        q: queries [queries, heads, size], those of a key head together; every one sees all keys.
+        k: keys [key_heads, tokens, size].
+        v: values [key_heads, tokens, size].
     """
 
     q: Float[np.ndarray, "queries heads size"]
-    k: Float[np.ndarray, "heads tokens size"]
-    v: Float[np.ndarray, "heads tokens size"]
+    k: Float[np.ndarray, "key_heads tokens size"]
+    v: Float[np.ndarray, "key_heads tokens size"]
 
 
 def gaussian(
@@ -37,11 +37,16 @@ def gaussian(
     return Drawn(q, k, draw(heads, tokens, size) / np.float32(size**0.5))
 
 
-def heavy_tailed(seed: int, *, heads=4, tokens=4096, queries=32, size=128) -> Drawn:
-    """Topics in runs, outlier channels, sinks with some 30 % of the mass, two needles per query."""
-    drawn = [_head(np.random.default_rng((seed, h)), tokens, queries, size) for h in range(heads)]
+def heavy_tailed(seed: int, *, heads=4, group=1, tokens=4096, queries=32, size=128) -> Drawn:
+    """Topics in runs, outlier channels, sinks with some 30 % of the mass, two needles per query.
+
+    Each of a key head's `group` query heads asks for a topic and for needles of its own.
+    """
+    asked = queries * group
+    drawn = [_head(np.random.default_rng((seed, h)), tokens, asked, size) for h in range(heads)]
     q, k, v = (np.stack(x).astype(np.float32) for x in zip(*drawn, strict=True))
-    return Drawn(q.swapaxes(0, 1), k, v)
+    q = q.reshape(heads, queries, group, size).swapaxes(0, 1)
+    return Drawn(q.reshape(queries, heads * group, size), k, v)
 
 
 def _head(generator, tokens, queries, size):

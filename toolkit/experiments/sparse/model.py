@@ -4,7 +4,8 @@
 
 A token is joined with the one before it (the shift), so that one layer of attention can match a
 requested key with the token after it. There are no positions, so that texts may be longer than in
-training. Made by `python -m toolkit.experiments.sparse.model FILE`.
+training. Two key heads have one or four query heads each (`FILES`). Made by
+`python -m toolkit.experiments.sparse.model FILE`.
 """
 
 import json
@@ -24,10 +25,12 @@ from toolkit.attention import softmax_attention
 from toolkit.experiments.tasks import Retrieval
 from toolkit.measure import environment
 
-WIDTH, HEADS, LAYERS = 64, 2, 2
+WIDTH, HEADS, LAYERS = 64, 2, 2  # heads of keys
+SIZE = WIDTH // HEADS
 TASK = Retrieval(pairs=16, length=128, queries=16)
 STEPS, BATCH, RATE, WARMUP, TOGETHER = 400, 32, 3e-3, 50, 50
 FILE = Path(__file__).parents[3] / "data/models/retrieval.safetensors"
+FILES = {1: FILE, 4: FILE.with_stem("retrieval-4")}  # by query heads per key head
 
 Params = dict[str, Array]
 
@@ -44,19 +47,21 @@ class Seen(NamedTuple):
     v: Float[Array, "batch time heads size"]
 
 
-def initial(seed: int) -> Params:
+def initial(seed: int, group: int = 1) -> Params:
     """Parameters drawn at 1 / sqrt of what they multiply; the embedding at 1."""
     vocabulary, inner = TASK.vocabulary, 2 * WIDTH
     shapes: dict[str, tuple[int, int]] = {"shift": (2 * WIDTH, WIDTH), "head": (WIDTH, vocabulary)}
     for layer in range(LAYERS):
-        shapes |= {f"{layer}.{name}": (WIDTH, WIDTH) for name in ("query", "key", "value", "out")}
+        shapes |= {f"{layer}.query": (WIDTH, group * WIDTH)}
+        shapes |= {f"{layer}.{name}": (WIDTH, WIDTH) for name in ("key", "value")}
+        shapes |= {f"{layer}.out": (group * WIDTH, WIDTH)}
         shapes |= {f"{layer}.up": (WIDTH, inner), f"{layer}.down": (inner, WIDTH)}
-    keys = jax.random.split(jax.random.key(seed), len(shapes) + 1)
+    drawn = jax.random.split(jax.random.key(seed), len(shapes) + 1)
     params = {
         name: jax.random.normal(key, shape) * shape[0] ** -0.5
-        for key, (name, shape) in zip(keys[1:], shapes.items(), strict=True)
+        for key, (name, shape) in zip(drawn[1:], shapes.items(), strict=True)
     }
-    return {"embedding": jax.random.normal(keys[0], (vocabulary, WIDTH)), **params}
+    return {"embedding": jax.random.normal(drawn[0], (vocabulary, WIDTH)), **params}
 
 
 def start(params: Params, tokens: Int[Array, "batch time"]) -> Float[Array, "batch time width"]:
@@ -70,12 +75,12 @@ def project(params: Params, layer: int, x: Float[Array, "batch time width"]) -> 
     """Queries, keys and values of a layer."""
     x = _norm(x)
     rows = (x @ params[f"{layer}.{name}"] for name in ("query", "key", "value"))
-    return Seen(*(y.reshape(*x.shape[:2], HEADS, -1) for y in rows))
+    return Seen(*(y.reshape(*x.shape[:2], -1, SIZE) for y in rows))
 
 
 def finish(params: Params, layer: int, x: Array, out: Array) -> Array:
     """The stream after a layer whose attention gave `out` [batch, time, heads, size]."""
-    x = x + out.reshape(x.shape) @ params[f"{layer}.out"]
+    x = x + out.reshape(*x.shape[:2], -1) @ params[f"{layer}.out"]
     return x + jax.nn.gelu(_norm(x) @ params[f"{layer}.up"]) @ params[f"{layer}.down"]
 
 
@@ -97,7 +102,7 @@ def forward(params: Params, tokens: Int[Array, "batch time"]) -> tuple[Array, li
     return logits(params, x), seen
 
 
-def train(seed: int = 0, steps: int = STEPS) -> tuple[Params, list[float]]:
+def train(group: int = 1, seed: int = 0, steps: int = STEPS) -> tuple[Params, list[float]]:
     """The model of a seed, and its loss every `TOGETHER` steps."""
 
     def loss(params, key):
@@ -108,7 +113,7 @@ def train(seed: int = 0, steps: int = STEPS) -> tuple[Params, list[float]]:
         return jnp.where(batch.mask, losses, 0).sum() / batch.mask.sum()
 
     schedule = optax.linear_schedule(0.0, RATE, WARMUP)
-    params, losses = descend(loss, initial(seed), schedule, seed, steps, TOGETHER)
+    params, losses = descend(loss, initial(seed, group), schedule, seed, steps, TOGETHER)
     return params, losses[TOGETHER - 1 :: TOGETHER].tolist()
 
 
@@ -163,11 +168,13 @@ def load(path: Path = FILE) -> Params:
 def main(path: Path) -> None:
     """Train and write the model of seed 0."""
     begun = time.perf_counter()
-    params, losses = train()
+    group = next(group for group, file in FILES.items() if file.name == path.name)
+    params, losses = train(group)
     seconds = time.perf_counter() - begun
     record = {
         **environment(),
         "command": f"python -m toolkit.experiments.sparse.model data/models/{path.name}",
+        "query heads per key head": group,
         "steps": STEPS,
         "seconds": round(seconds, 1),
         "loss": [round(loss, 4) for loss in losses],

@@ -1,7 +1,7 @@
 """The quality of a selector: on drawn data, and inside the retrieval model."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from toolkit.attention import softmax_attention
 from toolkit.attention.sparse import (
     SELECTORS,
     Decoded,
+    FixedTokens,
     Selector,
     SparseCache,
     build,
@@ -73,6 +74,17 @@ def fewer_tokens(found: Quality, tokens: int, bytes_per_token: int) -> int:
     """How many tokens read as much, with the index of these steps, as `tokens` alone would."""
     index = 1000 * found.kilobytes - found.tokens * bytes_per_token
     return math.floor(tokens - index / bytes_per_token)
+
+
+def at_equal_bytes(
+    measure: Callable[[Budget], Quality], selector: Selector, tokens: int, bytes_per_token: int
+) -> FixedTokens | None:
+    """The budget with which a system, its index included, reads what `tokens` alone would.
+
+    None where the index leaves fewer tokens than the system always reads.
+    """
+    fewer = fewer_tokens(measure(FixedTokens(tokens)), tokens, bytes_per_token)
+    return FixedTokens(fewer) if fewer >= selector.least else None
 
 
 def of_drawn(

@@ -1,0 +1,199 @@
+"""What the experiment on sparse decoding claims, stated before its runs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, in_words
+from toolkit.experiments.sparse.groups import (
+    GROUPS,
+    TARGET,
+    TASK,
+    TEXT_DEPTHS,
+    TEXT_TOKENS,
+    heads,
+    text,
+)
+from toolkit.experiments.sparse.texts import DENSE
+
+TEXT_MARGIN = 0.05  # of perplexity: what chance must lose for a text to decide anything
+TOKENS, TARGETS = (64, 256), (0.5, 0.75, TARGET)
+SYSTEMS = ("oracle", "quest", "tactic", "hata", "pqcache", "window", "random")
+CHANCE = "random"
+ADAPTIVE, AS_MANY = f"oracle, mass {TARGET}", "oracle, as many tokens"
+_ALL_KINDS = ("heavy tails", "Gaussian", *(f"{tokens} tokens" for tokens in TOKENS))
+_OTHERS = [name for name in SYSTEMS if name != "oracle"]
+
+
+def target_label(mass: float) -> str:
+    """Tactic asked for a mass."""
+    return f"tactic, mass {mass:g}"
+
+
+def law_label(law: str) -> str:
+    """Tactic's target by another law."""
+    return f"{law}, mass {TARGET:g}"
+
+
+def tail_label(system: str) -> str:
+    """A system whose tail is corrected."""
+    return f"{system}, tail"
+
+
+def adaptive_and_fixed(system: str) -> str:
+    """Budgets of a mass, and as many tokens for all."""
+    return f"{system}, fixed or adaptive"
+
+
+def text_label(system: str) -> str:
+    """A system on long text."""
+    return f"{system}, text"
+
+
+def _near(name: str, label: str, wanted: float, distance: float) -> Judge:
+    """Whether a number is so near to another one."""
+
+    def judge(results: Results) -> tuple[np.ndarray, str]:
+        rows = results.paired(name, [label])
+        return distance - np.abs(rows[0] - wanted), f"{name}: {in_words([label], rows)}"
+
+    return judge
+
+
+def _tail_lowers(system: str, kinds: Sequence[str]) -> Judge:
+    """Whether a tail lowers every error of these kinds."""
+
+    def judge(results: Results) -> tuple[np.ndarray, str]:
+        labels = [system, tail_label(system)]
+        pairs = {kind: results.paired(f"error, {kind}", labels) for kind in kinds}
+        words = (
+            f"error, {kind}: {in_words(['without', 'with'], rows)}" for kind, rows in pairs.items()
+        )
+        return np.min([plain - tail for plain, tail in pairs.values()], axis=0), "; ".join(words)
+
+    return judge
+
+
+def _near_dense(names: Sequence[str], systems: Sequence[str], share: float) -> Judge:
+    """Whether all perplexities are within a share of those of dense attention."""
+
+    def judge(results: Results) -> tuple[np.ndarray, str]:
+        labels = [text_label(DENSE), *map(text_label, systems)]
+        rows = [results.paired(name, labels) for name in names]
+        words = (f"{name}: {in_words(labels, row)}" for name, row in zip(names, rows, strict=True))
+        return 1 + share - np.max([(row[1:] / row[0]).max(0) for row in rows], 0), "; ".join(words)
+
+    return judge
+
+
+def _adaptive_is_better(number: str, system: str, group: int) -> Judge:
+    """Whether a number is larger with a mass target than with as many tokens."""
+
+    def judge(results: Results) -> tuple[np.ndarray, str]:
+        label = adaptive_and_fixed(system)
+        names = [f"{number}, {kind}, {heads(group)}" for kind in ("adaptive", "fixed")]
+        rows = np.concatenate([results.paired(name, [label]) for name in names])
+        return (rows[0] - rows[1]), f"{number}: {in_words(['adaptive', 'fixed'], rows)}"
+
+    return judge
+
+
+CLAIMS = (
+    Claim(
+        f"the {TOKENS[0]} best of {TASK.length} tokens find nine needles in ten",
+        above(f"accuracy, {TOKENS[0]} tokens", ["oracle"], 0.9),
+    ),
+    Claim(
+        f"the last {TOKENS[0]} find fewer than two",
+        below(f"accuracy, {TOKENS[0]} tokens", ["window"], 0.2),
+    ),
+    Claim(
+        "needles stand alone, so tokens ranked one by one find more of them than pages",
+        above(f"accuracy, {TOKENS[0]} tokens", ["hata", "pqcache"], ["quest"]),
+    ),
+    Claim(
+        f"{TOKENS[0]} tokens ranked by hashes or by codes find nine needles in ten",
+        above(f"accuracy, {TOKENS[0]} tokens", ["hata", "pqcache"], 0.9),
+    ),
+    Claim(
+        "and Quest's fewer than seven",
+        below(f"accuracy, {TOKENS[0]} tokens", ["quest"], 0.7),
+    ),
+    Claim(
+        "no system keeps more mass than the oracle",
+        above("mass, heavy tails", ["oracle"], _OTHERS),
+    ),
+    Claim(
+        "at equal tokens a mass target has the better 5th percentile of mass",
+        above("worst_mass, heavy tails", [ADAPTIVE], [AS_MANY]),
+    ),
+    Claim(
+        "and the larger error overall",
+        above("error, heavy tails", [ADAPTIVE], [AS_MANY]),
+    ),
+    Claim(
+        "Gaussian keys are not sparse: a sixteenth of them holds less than half of the mass",
+        below("mass, Gaussian", ["oracle"], 0.5),
+    ),
+    Claim(
+        f"Tactic holds its target of {TARGET:g} to within 0.05 on heavy tails",
+        _near("mass, heavy tails", target_label(TARGET), TARGET, 0.05),
+    ),
+    Claim(
+        "and a higher target holds more",
+        above(
+            "mass, heavy tails",
+            [target_label(TARGET)],
+            [target_label(mass) for mass in TARGETS[:-1]],
+        ),
+    ),
+    Claim(
+        "a power law and an exponential promise more than they hold: less mass than a / x + b",
+        above(
+            "mass, heavy tails",
+            [target_label(TARGET)],
+            [law_label("power law"), law_label("exponential")],
+        ),
+    ),
+    Claim(
+        "a constant promises less: more tokens than a / x + b",
+        below("tokens, heavy tails", [target_label(TARGET)], [law_label("constant")], 0),
+    ),
+    Claim(
+        "a tail of clusters lowers Tactic's error on drawn keys, heavy-tailed or not",
+        _tail_lowers("tactic", ("heavy tails", "Gaussian")),
+    ),
+    *(
+        Claim(
+            f"a tail never raises an error of {name}",
+            _tail_lowers(name, _ALL_KINDS),
+        )
+        for name in ("tactic", "hata", "pqcache")
+    ),
+    *(
+        Claim(
+            f"{heads(group)} per key head: a mass target has the better 5th percentile than as "
+            "many tokens for all, by 0.02",
+            _adaptive_is_better("worst_mass", "oracle", group),
+            smallest=0.02,
+        )
+        for group in GROUPS
+    ),
+    Claim(
+        f"the bytes of {TEXT_TOKENS} of 2048 tokens suffice the oracle on code: its perplexity is "
+        "within 2 % of dense attention's",
+        _near_dense([text()], ["oracle"], 0.02),
+        control=fails(_near_dense([text()], [CHANCE], TEXT_MARGIN)),
+    ),
+    Claim(
+        "and Quest's pages, bounds included: within 4 %",
+        _near_dense([text()], ["quest"], 0.04),
+        control=fails(_near_dense([text()], [CHANCE], TEXT_MARGIN)),
+    ),
+    Claim(
+        "quotations: Quest is within 20 %",
+        _near_dense(list(map(text, TEXT_DEPTHS)), ["quest"], 0.2),
+        control=fails(_near_dense(list(map(text, TEXT_DEPTHS)), [CHANCE], 0.5)),
+    ),
+)
