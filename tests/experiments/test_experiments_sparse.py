@@ -12,7 +12,7 @@ from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.sparse import audit as audits
-from toolkit.experiments.sparse import lossless, model, text_model, texts
+from toolkit.experiments.sparse import groups, lossless, model, text_model, texts
 from toolkit.experiments.sparse.calibration import reached
 from toolkit.experiments.sparse.claims import CLAIMS, text_label
 from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
@@ -142,6 +142,17 @@ def test_quotations_repeat_what_stood_at_a_depth():
         assert (np.diff(quote[changed]) == 1).all()
 
 
+@pytest.mark.slow
+def test_at_equal_bytes_a_system_reads_no_more_than_chance_and_its_index_counts():
+    drawn, most = heavy_tailed(0, group=4, queries=2), groups.DRAWN_TOKENS
+    for name in ("random", "hata", "quest"):
+        budget = groups.drawn_budget(name, 4)
+        found = of_drawn(drawn, at_small_budgets(name), budget)
+        kilobytes = most * 2 * 128 * 4 / 1000
+        assert 0.95 * kilobytes < found.kilobytes <= kilobytes
+        assert (found.tokens == most) == (name == "random")
+
+
 def test_query_heads_of_a_group_ask_for_themselves_and_the_first_group_is_the_old_law():
     alone, four = (heavy_tailed(1, group=group, **SMALL) for group in (1, 4))
     assert four.q.shape == (8, 8, 32)
@@ -165,7 +176,7 @@ def test_an_experiment_in_which_chance_does_not_lose_is_void():
 
 def test_a_part_of_the_settings_is_drawn():
     """None of the systems by themselves, as `--only "equal bytes"` runs into a fresh folder."""
-    outcomes = {"quest, text": {0: {"accuracy, 256 tokens": 0.5, "mass, 256 tokens": 0.75}}}
+    outcomes = {"quest, equal bytes": {0: {"accuracy, 256 tokens": 0.5, "mass, 256 tokens": 0.75}}}
     left, right = EXPERIMENT.draw(Results(outcomes), "").axes[:2]
     heights = [bar.get_height() for bar in left.patches]
     assert heights == [0.5, 0.75, 0]  # two numbers, and the legend's

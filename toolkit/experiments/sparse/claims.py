@@ -7,20 +7,23 @@ import numpy as np
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, in_words
 from toolkit.experiments.sparse.groups import (
+    DEPTHS,
     GROUPS,
     TARGET,
     TASK,
     TEXT_DEPTHS,
     TEXT_TOKENS,
     heads,
+    needle,
     text,
 )
+from toolkit.experiments.sparse.model import FILES
 from toolkit.experiments.sparse.texts import DENSE
 
 TEXT_MARGIN = 0.05  # of perplexity: what chance must lose for a text to decide anything
 TOKENS, TARGETS = (64, 256), (0.5, 0.75, TARGET)
 SYSTEMS = ("oracle", "quest", "tactic", "hata", "pqcache", "window", "random")
-CHANCE = "random"
+CHANCE, INDEXED = "random", ("quest", "hata", "pqcache")  # at equal bytes
 ADAPTIVE, AS_MANY = f"oracle, mass {TARGET}", "oracle, as many tokens"
 _ALL_KINDS = ("heavy tails", "Gaussian", *(f"{tokens} tokens" for tokens in TOKENS))
 _OTHERS = [name for name in SYSTEMS if name != "oracle"]
@@ -39,6 +42,11 @@ def law_label(law: str) -> str:
 def tail_label(system: str) -> str:
     """A system whose tail is corrected."""
     return f"{system}, tail"
+
+
+def grouped(system: str) -> str:
+    """A system at equal bytes, with every number of query heads per key head."""
+    return f"{system}, equal bytes"
 
 
 def adaptive_and_fixed(system: str) -> str:
@@ -75,6 +83,31 @@ def _tail_lowers(system: str, kinds: Sequence[str]) -> Judge:
     return judge
 
 
+def _beat_chance(name: str, systems: Sequence[str], margin: float) -> Judge:
+    """Whether all of these keep or find so much more than random tokens of equal bytes."""
+
+    def judge(results: Results) -> tuple[np.ndarray, str]:
+        labels = [grouped(system) for system in (*systems, CHANCE)]
+        rows = results.paired(name, labels)
+        return rows[:-1].min(axis=0) - rows[-1] - margin, f"{name}: {in_words(labels, rows)}"
+
+    return judge
+
+
+def _at_every_depth(group: int, systems: Sequence[str], share: float) -> Judge:
+    """Whether all of these find such a share of single needles, wherever they are."""
+
+    def judge(results: Results) -> tuple[np.ndarray, str]:
+        labels = list(map(grouped, systems))
+        rows = [results.paired(needle(group, depth), labels) for depth in DEPTHS]
+        words = (
+            f"depth {d:g}: {in_words(labels, row)}" for d, row in zip(DEPTHS, rows, strict=True)
+        )
+        return np.min(rows, axis=(0, 1)) - share, "; ".join(words)
+
+    return judge
+
+
 def _near_dense(names: Sequence[str], systems: Sequence[str], share: float) -> Judge:
     """Whether all perplexities are within a share of those of dense attention."""
 
@@ -97,6 +130,36 @@ def _adaptive_is_better(number: str, system: str, group: int) -> Judge:
         return (rows[0] - rows[1]), f"{number}: {in_words(['adaptive', 'fixed'], rows)}"
 
     return judge
+
+
+def _of_group(group: int) -> list[Claim]:
+    kind, of_pages = heads(group), [grouped("quest")]
+    claims = [
+        Claim(
+            f"{kind} per key head: every index keeps more drawn mass than chance at equal bytes, "
+            "by 0.05",
+            _beat_chance(f"mass, drawn, {kind}", INDEXED, 0.05),
+        ),
+        Claim(
+            f"{kind} per key head: a mass target has the better 5th percentile than as many tokens "
+            "for all, by 0.02",
+            _adaptive_is_better("worst_mass", "oracle", group),
+            smallest=0.02,
+        ),
+    ]
+    if group in FILES:
+        name = f"accuracy, {kind}"
+        needles = above(name, [grouped("hata"), grouped("pqcache")], of_pages)
+        claims += [
+            Claim(
+                f"{kind} per key head: tokens ranked one by one find more needles than pages at "
+                "equal bytes, by 0.05",
+                needles,
+                smallest=0.05,
+                control=_beat_chance(name, ["hata", "pqcache"], 0.2),
+            ),
+        ]
+    return claims
 
 
 CLAIMS = (
@@ -171,14 +234,12 @@ CLAIMS = (
         )
         for name in ("tactic", "hata", "pqcache")
     ),
-    *(
-        Claim(
-            f"{heads(group)} per key head: a mass target has the better 5th percentile than as "
-            "many tokens for all, by 0.02",
-            _adaptive_is_better("worst_mass", "oracle", group),
-            smallest=0.02,
-        )
-        for group in GROUPS
+    *(claim for group in GROUPS for claim in _of_group(group)),
+    Claim(
+        "with four query heads per key head a needle is found at every depth in nine texts of ten, "
+        "by hashes and by codes",
+        _at_every_depth(4, ["hata", "pqcache"], 0.9),
+        control=fails(_at_every_depth(4, [CHANCE], 0.7)),
     ),
     Claim(
         f"the bytes of {TEXT_TOKENS} of 2048 tokens suffice the oracle on code: its perplexity is "

@@ -3,7 +3,7 @@
 The models are those of `model.py` and `text_model.py`; texts and drawn data are new with every
 seed. Layer 0 of the retrieval model, which does the retrieval, decodes the questions sparsely; all
 else is dense. Beside it: whether Tactic keeps its target and whether correcting the tail ever hurts
-(`calibration.py`); budgets with grouped heads, and long text at equal bytes (`groups.py`).
+(`calibration.py`); all systems at equal bytes with grouped heads and on long text (`groups.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +18,12 @@ from toolkit.experiments.sparse.claims import (
     AS_MANY,
     CHANCE,
     CLAIMS,
+    INDEXED,
     SYSTEMS,
     TARGETS,
     TOKENS,
     adaptive_and_fixed,
+    grouped,
     law_label,
     tail_label,
     target_label,
@@ -38,6 +40,7 @@ DRAWN_TOKENS, TEXTS = 256, 16
 _OTHER_LAWS = tuple(law for law in LAWS if law != "a / x + b")
 _CORRECTED = ("tactic", "hata", "pqcache", "quest", "window")
 _ELSEWHERE = {
+    "groups": groups.by_group,
     "adaptive": groups.fixed_or_adaptive,
     "text": groups.on_text,
 }
@@ -51,8 +54,8 @@ class Setting:
         system: its name; "dense" reads everything, on texts.
         budget: "tokens" for the whole protocol; "tail", its errors with the tail corrected; a
             number, a mass to reach on heavy tails, and a law's name, that mass by another law than
-            Tactic's; "mass" and "as many", for the oracle; "adaptive", beside fixed budgets, for
-            all of `GROUPS`; and "text", the perplexity of code.
+            Tactic's; "mass" and "as many", for the oracle; and three for all of `GROUPS`: "groups"
+            at equal bytes, "adaptive" beside fixed budgets, and "text", the perplexity of code.
     """
 
     system: str
@@ -103,6 +106,7 @@ EXPERIMENT = Experiment(
     | {target_label(target): Setting("tactic", str(target)) for target in TARGETS}
     | {law_label(law): Setting("tactic", law) for law in _OTHER_LAWS}
     | {tail_label(name): Setting(name, "tail") for name in _CORRECTED}
+    | {grouped(name): Setting(name, "groups") for name in (*INDEXED, CHANCE)}
     | {adaptive_and_fixed("oracle"): Setting("oracle", "adaptive")}
     | {text_label(name): Setting(name, "text") for name in (DENSE, "oracle", "quest", CHANCE)},
     execute=_execute,
@@ -115,11 +119,9 @@ EXPERIMENT = Experiment(
         Column("tokens, heavy tails", "tokens", 0),
         Column("kilobytes, heavy tails", "kB", 0),
         Column("mass, Gaussian"),
-        *(
-            Column(f"worst_mass, {kind}, {heads(group)}")
-            for kind in ("adaptive", "fixed")
-            for group in GROUPS
-        ),
+        *(Column(f"mass, drawn, {heads(group)}") for group in GROUPS),
+        *(Column(f"worst_mass, drawn, {heads(group)}") for group in GROUPS),
+        *(Column(f"accuracy, {heads(group)}") for group in model.FILES),
         Column(groups.text(), digits=2),
         *(Column(groups.text(depth), digits=2) for depth in groups.TEXT_DEPTHS),
     ),

@@ -1,29 +1,34 @@
-"""Fixed budgets and adaptive ones with grouped heads, and long text at equal bytes.
+"""Systems at equal bytes with one, four and eight query heads per key head, and on long text.
 
-On text, whatever a system reads of its index it does not read of keys and values: all of them,
-chance included, read the bytes of as many tokens; but for the oracle, which is no system, and whose
-index, all keys, is not counted. Chance is the control: where it does not lose by a stated margin, a
-claim is void.
+Whatever a system reads of its index it does not read of keys and values: all of them, chance
+included, read the bytes of as many tokens; but for the oracle, which is no system, and whose index,
+all keys, is not counted. Chance is the control: an experiment in which it does not lose by a stated
+margin decides nothing.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
 from toolkit.attention.sparse import FixedTokens, MassTarget
+from toolkit.attention.sparse.budget import Budget
+from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.data import heavy_tailed
 from toolkit.experiments.sparse.quality import (
+    Quality,
     at_equal_bytes,
     at_small_budgets,
     of_drawn,
+    of_retrieval,
 )
 from toolkit.experiments.sparse.text_model import CONFIG
 from toolkit.experiments.sparse.texts import DENSE, passages, perplexity, text_selector
 from toolkit.experiments.tasks import Retrieval
 
 BOUND, GROUPS = "oracle", (1, 4, 8)  # query heads per key head
-TEXT_TOKENS, TARGET = 384, 0.9
 TASK = Retrieval(pairs=64, length=1024, queries=32)
-TEXT_DEPTHS = (0.5,)
+TOKENS, DRAWN_TOKENS, TEXT_TOKENS, TARGET = 256, 512, 384, 0.9
+DEPTHS, TEXT_DEPTHS = (0.1, 0.5, 0.9), (0.5,)  # beyond the sinks, before the recent tokens
 QUERIES = 4  # of every query head, on drawn data
 
 
@@ -37,14 +42,44 @@ def heads(group: int) -> str:
     return f"{group} query head{'s' * (group > 1)}"
 
 
+def needle(group: int, depth: float) -> str:
+    """Name of the share of single needles found at a depth."""
+    return f"needle found, {heads(group)}, depth {depth:g}"
+
+
 def text(depth: float | None = None) -> str:
     """Name of the perplexity of code, or of quotations of what stands at a depth."""
     return "perplexity" if depth is None else f"perplexity, quotation at depth {depth:g}"
 
 
 @functools.cache
+def drawn_budget(system: str, group: int) -> FixedTokens | None:
+    """What a system reads at equal bytes of drawn data, as the size of an index has no seed."""
+    if system == BOUND:
+        return FixedTokens(DRAWN_TOKENS)
+    selector, drawn = at_small_budgets(system), heavy_tailed(0, group=group, queries=1)
+    per_token = 2 * drawn.k.shape[2] * drawn.k.itemsize
+    measure = functools.partial(of_drawn, drawn, selector)
+    return at_equal_bytes(measure, selector, DRAWN_TOKENS, per_token)
+
+
+@functools.cache
+def needle_budget(system: str, group: int) -> FixedTokens | None:
+    """The same in the retrieval model."""
+    if system == BOUND:
+        return FixedTokens(TOKENS)
+    selector, params = at_small_budgets(system), model.load(model.FILES[group])
+    task = dataclasses.replace(TASK, queries=1)
+
+    def measure(budget: Budget) -> Quality:
+        return of_retrieval(params, task, selector, budget, 0, batch=1)[1]
+
+    return at_equal_bytes(measure, selector, TOKENS, 2 * model.SIZE * 4)
+
+
+@functools.cache
 def text_budget(system: str) -> FixedTokens | None:
-    """How many tokens a system reads at equal bytes; the size of an index has no seed."""
+    """The same in the text model."""
     if system == BOUND:
         return FixedTokens(TEXT_TOKENS)
     selector, text = text_selector(system), passages(0)[:1]
@@ -52,6 +87,28 @@ def text_budget(system: str) -> FixedTokens | None:
     return at_equal_bytes(
         lambda budget: perplexity(selector, budget, text)[1], selector, TEXT_TOKENS, per_token
     )
+
+
+def by_group(system: str, seed: int) -> dict[str, float]:
+    """Mass and error on drawn data for every group, and needles found, at equal bytes.
+
+    There is no number where an index leaves fewer tokens than the system always reads.
+    """
+    selector, outcome = at_small_budgets(system), {}
+    for group in GROUPS:
+        if budget := drawn_budget(system, group):
+            drawn = heavy_tailed(seed, group=group, queries=QUERIES)
+            outcome |= numbers(f"drawn, {heads(group)}", of_drawn(drawn, selector, budget))
+        if group not in model.FILES or (budget := needle_budget(system, group)) is None:
+            continue
+        arguments = selector, budget, seed
+        params = model.load(model.FILES[group])
+        found, quality = of_retrieval(params, TASK, *arguments)
+        outcome |= {f"accuracy, {heads(group)}": found, **numbers(heads(group), quality)}
+        for depth in DEPTHS:
+            task = Retrieval(pairs=32, length=TASK.length, queries=1, depth=depth)
+            outcome[needle(group, depth)] = of_retrieval(params, task, *arguments)[0]
+    return outcome
 
 
 def fixed_or_adaptive(system: str, seed: int) -> dict[str, float]:
