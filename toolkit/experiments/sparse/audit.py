@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +34,7 @@ from toolkit.language import load_language_model
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.layers import token_positions
 from toolkit.looped.loops.rows import row_of
+from toolkit.looped.mixing.layer import MixingLayer
 from toolkit.looped.model import run_blocks
 from toolkit.measure.tables import text_table
 
@@ -202,10 +203,8 @@ def _loss(logits, targets) -> float:
     return float(losses.mean()) if len(targets) > 1 else math.nan
 
 
-class _Sparse(nnx.Module):
+class _Sparse(MixingLayer):
     """A softmax layer that attends sparsely from `start` on, and shows what it dropped."""
-
-    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, mixer: Any, attend: Any):
         self.mixer, self.attend = mixer, attend
