@@ -8,7 +8,7 @@ from flax import nnx
 from toolkit.language import next_byte_loss, pipeline_batch, pipeline_language_model
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.parallel import make_mesh
-from toolkit.schedules import interleaved, one_forward_one_backward, zero_bubble_h1
+from toolkit.schedules import gpipe, interleaved, one_forward_one_backward, zero_bubble_h1
 
 pytestmark = pytest.mark.usefixtures("not_cached")
 
@@ -57,9 +57,17 @@ CASES = {
         zero_bubble_h1(2, 2), (), {"layers": (1, 2), "recompute": (0,)},
     ),
     "data": ("full full", {"loops": 2}, interleaved(2, 2), ("data",), {}),
+    "slices": ("full gdn", {"loops": 1}, one_forward_one_backward(2, 2, slices=2), (), {}),
+    "slices, recomputed": (
+        "full window gdn full", {"loops": 1}, gpipe(2, 2, slices=3), (),
+        {"layers": (1, 3), "recompute": True},
+    ),
+    "slices, data": (
+        "mla full", {"loops": 1}, one_forward_one_backward(2, 2, slices=3), ("data",), {},
+    ),
 }  # fmt: skip
-FIRST_TIER = "loops are chunks"
-ALL = [name if name == FIRST_TIER else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+FIRST_TIER = ("loops are chunks", "slices")
+ALL = [name if name in FIRST_TIER else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -68,15 +76,19 @@ def test_a_pipeline_has_the_loss_and_gradients_of_the_model(name):
     model = model_of(pattern, **changes)
     axes = {"stage": 2} | dict.fromkeys(data, 2)
     mesh = make_mesh(axes, devices=jax.devices()[: 2 * len(axes)])
-    batch = batch_of(4, 5, is_packed=name != "data")
+    batch = batch_of(4, 6 if schedule.slices > 1 else 5, is_packed="data" not in name)
     graph, params = nnx.split(model)
     wanted, gradients = jax.jit(jax.value_and_grad(next_byte_loss, 1), static_argnums=0)(
         graph, params, batch
     )
     cut = pipeline_language_model(model, schedule, mesh, data=data, **how)
-    loss, (rows, shared) = jax.jit(cut.pipeline)(
-        cut.pipeline.place(cut.weights), cut.shared, pipeline_batch(batch, 2)
-    )
+    run, data_of_all = jax.jit(cut.pipeline), pipeline_batch(batch, 2, schedule.slices)
+    weights = cut.pipeline.place(cut.weights)
+    loss, (rows, shared) = run(weights, cut.shared, data_of_all)
+    if schedule.slices > 1:  # control: slices that read nothing of those before
+        alone = data_of_all | {"continues": jnp.zeros_like(data_of_all["continues"])}
+        is_cut = data_of_all["continues"].any()
+        assert (abs(run(weights, cut.shared, alone)[0] - wanted) > 1e-4) == is_cut
     found = nnx.clone(model)
     cut.write(found, rows, shared)
     pairs = zip(
@@ -99,22 +111,20 @@ def test_a_pipeline_has_the_loss_and_gradients_of_the_model(name):
             "ladder_residual is True; a pipeline wants none",
         ),
         ({"loops": 2}, 4, {}, "stages 0 and 2 share weights, and lie on devices 0 and 2"),
+        ({"loops": 1, "prelude": "full"}, 2, {"slices": 2}, "prelude_layers .* run outside of"),
+        ({"loops": 1, "feed_forwards": "moe"}, 2, {"slices": 2}, "'moe' layers sort the tokens"),
     ],
 )
 def test_what_no_stage_passes_on_is_refused(changes, stages, how, words):
     model = model_of("full full", **changes)
     mesh = make_mesh({"stage": stages}, devices=jax.devices()[:stages])
+    schedule = one_forward_one_backward(stages, 4, slices=how.pop("slices", 1))
     with pytest.raises(ValueError, match=words):
-        pipeline_language_model(model, one_forward_one_backward(stages, 4), mesh, **how)
+        pipeline_language_model(model, schedule, mesh, **how)
 
 
-def test_slices_of_sequences_are_refused():
-    mesh = make_mesh({"stage": 2}, devices=jax.devices()[:2])
-    sliced = one_forward_one_backward(2, 4, slices=2)
-    with pytest.raises(ValueError, match="cuts sequences in 2 slices; a model's caches"):
-        pipeline_language_model(model_of("full full", loops=1), sliced, mesh)
-
-
-def test_microbatches_divide_the_batch():
+def test_microbatches_and_slices_divide_the_batch():
+    with pytest.raises(ValueError, match="slices: got 2, wanted a divisor of 5 tokens"):
+        pipeline_batch(batch_of(4, 5, is_packed=False), 2, slices=2)
     with pytest.raises(ValueError, match="microbatches: got 3, wanted a divisor of the batch 4"):
         pipeline_batch(batch_of(4, 5, is_packed=False), 3)

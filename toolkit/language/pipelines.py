@@ -13,8 +13,10 @@ from jaxtyping import Array, Int
 
 from toolkit._checks import checked
 from toolkit._compat import module_list
-from toolkit.looped import LoopedLM
+from toolkit.language.slices import SliceCaches
+from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.looped.blocks import run_blocks
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.loops.rows import row_of
 from toolkit.parallel.pipeline import Context, Pipeline
 from toolkit.schedules import Schedule
@@ -63,7 +65,9 @@ def pipeline_language_model(
     With T loops of N layers and S stages, stage s is group s mod S/T of the layers in loop
     s div S/T. Stages of one group share its parameters, and must lie on one device: as they do in
     `interleaved`, with the groups as devices and the loops as chunks. The embedding and the prelude
-    come before the first stage; the coda, the head and the loss after the last.
+    come before the first stage; the coda, the head and the loss after the last. If the schedule
+    cuts sequences in slices (TeraPipe), all of one length, the layers' keys, values and states go
+    on from slice to slice, and their gradients back.
 
     Args:
         model: the model.
@@ -81,6 +85,8 @@ def pipeline_language_model(
         ValueError: the model passes something between layers, loops or slices of a sequence that
             no stage passes on.
 
+    Source: Li et al., "TeraPipe", 2021 (arXiv:2102.07988) for slices.
+
     Example:
         >>> from flax import nnx
         >>> from toolkit import looped, schedules
@@ -96,11 +102,7 @@ def pipeline_language_model(
         if getattr(config, name):
             raise ValueError(f"model: {name} is {getattr(config, name)}; a pipeline wants none")
     if schedule.slices > 1:
-        raise ValueError(
-            f"schedule: {schedule.name!r} cuts sequences in {schedule.slices} slices; a model's "
-            "caches, which the next slice would need, carry no gradients back: want slices of 1, "
-            "or stages of your own with `Pipeline(carried=...)`"
-        )
+        _check_slices(config)
     groups, rest = divmod(schedule.stages, config.loops)
     if rest or not 1 <= groups <= len(config.layers):
         raise ValueError(
@@ -119,11 +121,16 @@ def pipeline_language_model(
     if jax.tree.leaves([other, [part[2] for part in parts]]):
         raise ValueError("model: it has state beside its parameters, which a pipeline cannot move")
     keeps_start = config.residual_gate and groups > 1
+    count = schedule.slices
+    groups_of_layers = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    caches = SliceCaches(
+        config, count, [(s // groups, groups_of_layers[s % groups]) for s in range(schedule.stages)]
+    )
     known: dict[Any, Any] = {}
 
     def stage_of(tau: int, group: int) -> Any:
         """The function of a stage; stages that do the same have the same."""
-        within = slice(ends[group] - sizes[group], ends[group])
+        within = groups_of_layers[group]
         graphs, windows = [part[0] for part in parts[within]], config.loop_windows[tau][within]
         is_first, is_last = group == 0, group == groups - 1
         matters = (
@@ -131,16 +138,23 @@ def pipeline_language_model(
             is_last and (config.residual_gate or config.norm_every_loop),
         )
 
-        def stage(rows: Any, x: dict[str, Array], context: Context) -> dict[str, Array]:
-            model = nnx.merge(graph, context.shared)
+        def stage(rows: Any, x: Any, context: Context) -> Any:
+            model, data, number = (
+                nnx.merge(graph, context.shared),
+                context.data,
+                tau * groups + group,
+            )
+            x, carried = x if count > 1 else (x, None)
+            before = caches.before(number, carried, data) if count > 1 else None
             row = row_of(model.loop_rows(), context.stage // groups)
             blocks = [nnx.merge(*pair) for pair in zip(graphs, rows, strict=True)]
             start = x["start"] if keeps_start and not is_first else x["h"]
             h = model._loop_input(x["h"], row.embedding, x.get("injected")) if is_first else x["h"]
-            segment_ids = context.data.get("segment_ids")
-            h, _ = run_blocks(blocks, h, windows=windows, segment_ids=segment_ids)
+            how = {"segment_ids": data.get("segment_ids"), "caches": before}
+            h, after = run_blocks(blocks, h, windows=windows, **how)
             h = model._loop_output(h, row.rho, start) if is_last else h
-            return {**x, "h": h} | ({"start": start} if keeps_start else {})
+            y = {**x, "h": h} | ({"start": start} if keeps_start else {})
+            return (y, caches.after(number, carried, after, data)) if count > 1 else y
 
         return known.setdefault((tuple(graphs), windows, matters), stage)
 
@@ -160,20 +174,19 @@ def pipeline_language_model(
         losses = optax.softmax_cross_entropy_with_integer_labels(model.head(h), targets)
         return jnp.sum(losses * data["share"].astype(losses.dtype))
 
-    weights = [
-        [part[1] for part in parts[end - size : end]] for size, end in zip(sizes, ends, strict=True)
-    ]
+    weights = [[part[1] for part in parts[group]] for group in groups_of_layers]
     pipeline = Pipeline(
         [stage_of(*divmod(s, groups)) for s in range(schedule.stages)],
         first=first, last=last, weights=weights, schedule=schedule, mesh=mesh, axis=axis,
         data=data, tied=[s % groups for s in range(schedule.stages)], recompute=recompute,
+        carried=caches.start if count > 1 else None,
     )  # fmt: skip
     return LanguagePipeline(pipeline, weights, shared, graph)
 
 
 @checked
 def pipeline_batch(
-    batch: tuple[Int[Array, "batch time"], ...], microbatches: int
+    batch: tuple[Int[Array, "batch time"], ...], microbatches: int, slices: int = 1
 ) -> dict[str, Array]:
     """A batch cut into microbatches, with each token's share of the mean loss.
 
@@ -184,9 +197,11 @@ def pipeline_batch(
         batch: inputs and targets [batch, time], and for packed documents segment ids; targets below
             0 do not count then.
         microbatches: how many, a divisor of the batch.
+        slices: of each sequence, a divisor of the time; those of a microbatch follow one another.
 
     Returns:
-        Arrays [microbatches, batch / microbatches, time].
+        Arrays [microbatches slices, batch / microbatches, time / slices]; with slices also
+        "continues", whether the document before the slice goes on in it.
 
     Example:
         >>> tokens = jnp.zeros((4, 8), int)
@@ -198,8 +213,35 @@ def pipeline_batch(
         raise ValueError(
             f"microbatches: got {microbatches}, wanted a divisor of the batch {inputs.shape[0]}"
         )
+    if slices < 1 or inputs.shape[1] % slices:
+        raise ValueError(f"slices: got {slices}, wanted a divisor of {inputs.shape[1]} tokens")
     counts = jnp.broadcast_to(targets >= 0, targets.shape) if packed else jnp.ones(targets.shape)
     found = {"tokens": inputs, "targets": targets, "share": counts / counts.sum()}
     found |= {"segment_ids": packed[0]} if packed else {}
-    cut = (microbatches, inputs.shape[0] // microbatches)
-    return {name: array.reshape(*cut, *array.shape[1:]) for name, array in found.items()}
+    rows, time = inputs.shape[0] // microbatches, inputs.shape[1] // slices
+
+    def cut(array: Array) -> Array:
+        parts = array.reshape(microbatches, rows, slices, -1).swapaxes(1, 2)
+        return parts.reshape(microbatches * slices, rows, -1)
+
+    made = {name: cut(array) for name, array in found.items()}
+    if slices == 1:
+        return made
+    ids = packed[0] if packed else jnp.zeros_like(inputs)
+    goes_on = ids[:, time::time] == ids[:, time - 1 : -1 : time]
+    return made | {"continues": cut(jnp.pad(goes_on, ((0, 0), (1, 0))))[..., 0]}
+
+
+def _check_slices(config: LoopedConfig) -> None:
+    """Refuse what sees more than a slice, and is in no cache."""
+    for name in ("prelude_layers", "coda_layers"):
+        if layers := getattr(config, name):
+            raise ValueError(
+                f"schedule: {name} {layers} run outside of the stages, which pass their caches "
+                "from slice to slice; want slices of 1, or all layers in the loops"
+            )
+    for word in config.feed_forward_words:
+        if not FEED_FORWARDS[word].can_cut_time:
+            raise ValueError(
+                f"schedule: {word!r} layers sort the tokens of whole sequences; want slices of 1"
+            )

@@ -60,8 +60,8 @@ class Pipeline:
         ValueError: this schedule cannot run here, before anything is compiled.
 
     Cost: ticks x channels permutes of an activation (`Program.permutes`); per device the places
-        that `Program` counts, as much again as one task makes, and gradients. A slice in flight
-        also keeps what was passed on to it.
+        that `Program` counts (`bytes_waiting`), what a tick hands on (`bytes_of_a_tick`), and
+        gradients. A slice in flight also keeps what was passed on to it.
 
     Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377); Qi et al., "Zero Bubble Pipeline
         Parallelism", 2023 (arXiv:2401.10241) for split backward passes; Li et al., "TeraPipe",
@@ -167,16 +167,30 @@ class Pipeline:
         return Tasks(self.kinds, self.program.stores, self.rows, *given, self.carried)
 
     def bytes_waiting(self, weights: Tree, shared: Tree, batch: Tree) -> int:
-        """Bytes of activations for which every device has places, whatever the microbatches.
-
-        Each task needs room of its own beside them, which no schedule changes.
-        """
-        own = jax.tree.map(self._of_one_device, batch)
-        tasks, program = self.tasks(weights, shared, own), self.program
+        """Bytes of activations for which every device has places, whatever the microbatches."""
+        tasks, program = self._tasks_of(weights, shared, batch), self.program
         places = [(program.message_slots, tasks.leaves), (program.carry_slots, tasks.carry)]
         places += zip(program.kept_slots, tasks.kept.leaves, strict=True)
         places += zip(program.split_slots, tasks.split.leaves, strict=True)
-        return sum(slots * a.size * a.dtype.itemsize for slots, arrays in places for a in arrays)
+        return sum(slots * _bytes(arrays) for slots, arrays in places)
+
+    def bytes_of_a_tick(self, weights: Tree, shared: Tree, batch: Tree) -> int:
+        """Bytes of activations that one tick needs beside `bytes_waiting`, as it hands them on.
+
+            a slot of every store + activation (2 + channels) + 2 carried
+
+        The slots are read and written back; of activations there are one that was sent, one that
+        arrives through each channel, and the one in whose place it is written. What a task computes
+        within a stage and does not keep is not counted.
+        """
+        tasks, program = self._tasks_of(weights, shared, batch), self.program
+        slots = [*zip(program.kept_slots, tasks.kept.leaves, strict=True)]
+        slots += zip(program.split_slots, tasks.split.leaves, strict=True)
+        moved = (2 + len(program.channels)) * _bytes(tasks.leaves) + 2 * _bytes(tasks.carry)
+        return moved + sum(_bytes(arrays) for count, arrays in slots if count)
+
+    def _tasks_of(self, weights: Tree, shared: Tree, batch: Tree) -> Tasks:
+        return self.tasks(weights, shared, jax.tree.map(self._of_one_device, batch))
 
     def _of_one_device(self, leaf: Array) -> jax.ShapeDtypeStruct:
         _, *shape = leaf.shape
@@ -203,6 +217,10 @@ class Pipeline:
             for leaf in jax.tree.leaves(tree):
                 if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                     raise ValueError(f"{name}: got {jnp.result_type(leaf)}, wanted floating arrays")
+
+
+def _bytes(arrays: Sequence[Any]) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)
 
 
 def _check_mesh(mesh: Mesh, axis: str, data: tuple[str, ...], schedule: Schedule) -> None:

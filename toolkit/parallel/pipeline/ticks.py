@@ -91,9 +91,9 @@ def run_ticks(
         return State(
             message,
             _written(state.carry, made.carry, now["carry_write"]),
-            [_written(*pair, now["kept"]) for pair in zip(state.kept, made.kept, strict=True)],
-            [_written(*pair, now["split"]) for pair in zip(state.split, made.split, strict=True)],
-            _written(state.weights, made.weights, now["row"]),
+            [_put(*pair, now["kept"]) for pair in zip(state.kept, made.kept, strict=True)],
+            [_put(*pair, now["split"]) for pair in zip(state.split, made.split, strict=True)],
+            _put(state.weights, made.weights, now["row"]),
             made.shared,
             made.loss,
         ), None
@@ -214,8 +214,12 @@ def _slot(buffers: Sequence[Array], index: Any) -> list[Array]:
 
 def _written(buffers: Sequence[Array], values: Sequence[Array], index: Array) -> list[Array]:
     """The buffers with values in a slot, unless the index is NOWHERE."""
-    slot, found = jnp.maximum(index, 0), []
-    for buffer, value in zip(buffers, values, strict=True):
-        value = jnp.where(index == NOWHERE, _at(buffer, slot), value)
-        found.append(lax.dynamic_update_index_in_dim(buffer, value, slot, 0))
-    return found
+    slot = jnp.maximum(index, 0)
+    there = _slot(buffers, slot)
+    chosen = [jnp.where(index == NOWHERE, a, b) for a, b in zip(there, values, strict=True)]
+    return _put(buffers, chosen, slot)
+
+
+def _put(buffers: Sequence[Array], values: Sequence[Array], slot: Array) -> list[Array]:
+    pairs = zip(buffers, values, strict=True)
+    return [lax.dynamic_update_index_in_dim(buffer, value, slot, 0) for buffer, value in pairs]
