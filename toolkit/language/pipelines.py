@@ -144,7 +144,7 @@ def pipeline_language_model(
                 context.data,
                 tau * groups + group,
             )
-            x, carried = x if count > 1 else (x, None)
+            x, carried = x if count > 1 else (x, [])
             before = caches.before(number, carried, data) if count > 1 else None
             row = row_of(model.loop_rows(), context.stage // groups)
             blocks = [nnx.merge(*pair) for pair in zip(graphs, rows, strict=True)]
