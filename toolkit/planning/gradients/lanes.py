@@ -17,7 +17,12 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Seconds of one message: before the link, on it, and after it."""
+    """Seconds of one message: before the link, on it, and after it.
+
+    Example:
+        >>> Cost(encode=0.5, send=2.0).decode
+        0.0
+    """
 
     encode: float
     send: float
