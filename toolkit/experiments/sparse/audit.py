@@ -207,14 +207,14 @@ class _Sparse(MixingLayer):
     """A softmax layer that attends sparsely from `start` on, and shows what it dropped."""
 
     def __init__(self, mixer: Any, attend: Any):
-        self.mixer, self.attend = mixer, attend
+        self.dense, self.attend = mixer, attend
 
     def __call__(self, x: Float[Array, "batch time width"], **_: Any) -> tuple[Array, Any]:
-        seen = self.mixer._project(x, token_positions(x.shape[:2], None, None))
+        seen = self.dense._project(x, token_positions(x.shape[:2], None, None))
         steps = self.attend(seen)
         start = x.shape[1] - steps.out.shape[1]
         out = jnp.concatenate([steps.exact[:, :start], steps.out.astype(x.dtype)], axis=1)
-        return self.mixer._finish(x, out), steps
+        return self.dense._finish(x, out), steps
 
 
 def run_sparsely(
