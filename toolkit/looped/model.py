@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
 from toolkit.experts import RoutingStatistics
-from toolkit.looped.blocks import Block, GroupResidual, run_blocks
+from toolkit.looped.blocks import Block, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import MIXTURES
 from toolkit.looped.layers import Embedding, linear, norm_layer, read_out
@@ -20,6 +20,7 @@ from toolkit.looped.loops.injection import DiagonalInjection
 from toolkit.looped.loops.rows import LoopRow, run_rows
 from toolkit.looped.recursion.routing import Router, recursive_loop
 from toolkit.looped.residual import Pass
+from toolkit.looped.residual.groups import GroupResidual
 from toolkit.looped.sequences import check_sequences
 
 

@@ -13,7 +13,8 @@ from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.memory.categories import Memory, layer_kinds
 from toolkit.planning.memory.pipelines import pipeline_memory
 from toolkit.planning.mixtures import dropped_share, slots
-from toolkit.planning.models import check_model, model_of
+from toolkit.planning.model_checks import check_model
+from toolkit.planning.models import model_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import least_through, step_in_ticks, step_through
 from toolkit.planning.time.seconds import Constants, Seconds, constants_of, product_rate

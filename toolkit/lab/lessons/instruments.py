@@ -1,178 +1,9 @@
 """The opening question of each instrument notebook, asked before its panel is shown."""
 
-from typing import Any
-
-import numpy as np
-
-from toolkit.lab.lessons.outline import Answer, Outline, Question
-
-
-def _same_word() -> Answer:
-    from toolkit.lab.mixers.panel import MixerPanel
-    from toolkit.lab.mixers.view import is_same
-
-    view: Any = MixerPanel(left="retention", right="gdn", token=19).view
-    earlier = [at for at in range(view.token) if is_same(view.words[at], view.words[view.token])]
-    shares = {
-        memory.title: 100 * float(memory.share(view.token, view.head)[np.array(earlier)].sum())
-        for memory in (view.left, view.right)
-    }
-    (left, share), (right, other) = shares.items()
-    words = (
-        f"With {left} they have {share:.0f}% of the influence, with {right} {other:.0f}% (measured "
-        f"here, head {view.head + 1}, random projections)."
-    )
-    return Answer(round(share), words)
-
-
-def _reach() -> Answer:
-    from toolkit.lab.looped.panel import LoopPanel
-
-    reach = 2 * 4 * (8 - 1) + 1
-    grey = LoopPanel(pattern="window window", window=8, loops=4).view
-    return Answer(
-        reach,
-        f"It can know of {reach} bytes (counted): each of 2 x 4 layers hands on 7 bytes beyond its "
-        f"own, and there is the byte itself. After one loop it is 15. {grey.sentence()}",
-    )
-
-
-def _share_held() -> Answer:
-    from toolkit.lab.sharding.mesh import COPIES, MeshPanel
-
-    view: Any = MeshPanel(mesh="2x4", scheme="zero1").view
-    own, whole = (sum(map(of, COPIES)) for of in (view.bytes_of, view.bytes_whole))
-    share = 100 * own / whole
-    return Answer(
-        round(share, 1),
-        f"{share:.1f} per cent (modelled, counted from the layout): weights and gradients, half of "
-        "all, stay whole; of Adam's two moments, the other half, an eighth is left. No cut of the "
-        "moments alone gets below one half.",
-    )
-
-
-def _slow_cable() -> Answer:
-    from toolkit.lab.collectives.cut import CutPanel
-
-    views: list[Any] = [
-        CutPanel(network="mesh:3x3", cable=3, speed=speed).view for speed in (1.0, 0.5)
-    ]
-    whole, slow = (view.rates for view in views)
-    lost, rings = (100 * float(1 - slow[name] / whole[name]) for name in ("trees", "rings"))
-    return Answer(
-        lost,
-        f"{lost:.0f} per cent (modelled), from {float(whole['trees']):.4g} to "
-        f"{float(slow['trees']):.4g} GB/s: the rank in the corner has two cables, and all that the "
-        f"others have must come in over them. The rings lose {rings:.0f} per cent: theirs are so "
-        "slow already that this cable waits.",
-    )
-
-
-def _few_compressed() -> Answer:
-    from toolkit.lab.gradients.lanes import LanesPanel, LanesView
-
-    view = LanesPanel(chips="h100:8", compressor="int8", search="best").view
-    assert isinstance(view, LanesView)
-    best, dense = view.shown, view.schedules["dense"]
-    count = sum(name != "dense" for name in best.options())
-    return Answer(
-        count,
-        f"{count} (modelled): on NVLink an eight-bit message costs the chip nearly what it saves "
-        "the link, so only what is still on its way when the backward pass ends is worth it. "
-        f"{1e3 * best.exposed:.2f} ms are exposed then, {1e3 * dense.exposed:.2f} ms if all are "
-        "dense.",
-    )
-
-
-def _latents_kept() -> Answer:
-    from toolkit.lab.latent.decode import DecodePanel
-
-    view: Any = DecodePanel(model="deepseek_v3", degree=2, slices=2).view
-    kept = {cost.scheme: cost.cache_bytes for cost in view.costs}
-    share = 100 * kept["tpla"] / kept["replicate"]
-    return Answer(
-        round(share, 1),
-        f"{share:.1f} per cent (modelled, counted from the sizes): 512 / 2 + 64 of 512 + 64 "
-        "numbers. The rotary key is read by every slice, so two chips together keep more than one.",
-    )
-
-
-def _one_slow_stage() -> Answer:
-    from toolkit.schedules import Durations, one_forward_one_backward, simulate
-
-    slow = simulate(one_forward_one_backward(4, 8), Durations(stages=(1, 1, 2, 1)))
-    end, work = (int(time) for time in (slow.makespan, slow.work[2]))
-    return Answer(
-        end,
-        f"{end} (modelled, exact): the slow device alone works {work}, and waits {end - work} for "
-        "the first microbatch, at its last one's way back, and once between. One device in four "
-        f"that is twice as slow makes all {end / 33:.2f} times as slow.",
-    )
-
-
-def _pairs_dropped() -> Answer:
-    from toolkit.lab.experts.tokens import ExpertPanel
-
-    views: list[Any] = [
-        ExpertPanel(model=model, layer=2, capacity=1.0).view for model in ("plain", "balanced")
-    ]
-    view = views[0]
-    share, other = (100 * float((~view.is_kept).mean()) for view in views)
-    return Answer(
-        round(share),
-        f"{share:.0f} per cent (measured here): the fullest expert has "
-        f"{view.loads.max() / view.even:.1f} times an even load, and takes no more than one. The "
-        f"model trained with a balance loss drops {other:.0f} per cent.",
-    )
-
-
-def _needles_found() -> Answer:
-    from toolkit.lab.sparsity.drop_panel import DropPanel
-
-    found = {}
-    for system in ("quest", "hata"):
-        view: Any = DropPanel(system=system, budget=64, context=1024).view
-        found[system] = int((view.answers == view.text.answers).sum())
-    return Answer(
-        found["quest"],
-        f"It finds {found['quest']} (measured here). A needle is alone in its page, and fifteen "
-        "tokens of noise widen the bound of every page alike. Tokens ranked one by one, as HATA "
-        f"does by their hashes, find {found['hata']}.",
-    )
-
-
-def _kept_activations() -> Answer:
-    from toolkit.lab.planning.memory import ChipMemoryPanel
-    from toolkit.measure import in_words
-
-    view: Any = ChipMemoryPanel(model="llama-3-8b", chip="h100", fsdp=8, context=4096).view
-    categories, total = view.categories, view.prediction.memory.total
-    share = 100 * categories["activations"] / total
-    return Answer(
-        round(share),
-        f"{share:.0f} per cent (modelled): {in_words(categories['activations'], 'bytes')} of "
-        f"{in_words(total, 'bytes')}. ZeRO-3 cuts parameters, gradients and moments in eight; what "
-        "32 layers keep of a chip's own sequence is whole.",
-    )
-
-
-def _token_scan() -> Answer:
-    from toolkit.lab.speedups.panel import SpeedupPanel
-
-    view: Any = SpeedupPanel(method="gdn", work="forward+backward", tokens=2048).view
-    (scan,) = (row for row in view.rows() if row.name == "toolkit, token scan")
-    return Answer(round(scan.ratio, 1), view.sentence())
-
+from toolkit.lab.lessons import instrument_answers as answers
+from toolkit.lab.lessons.outline import Outline, Question
 
 _GAP = "in the widest gap between rates that were tried"
-
-
-def _next_rate() -> Answer:
-    return Answer(
-        _GAP,
-        "The next rate lies in the widest gap, wherever that is: a thousand standard deviations "
-        "outweigh any mean, and the deviation is largest far from what was tried.",
-    )
 
 
 OUTLINES = {
@@ -183,7 +14,7 @@ OUTLINES = {
                 "same_word",
                 "The text holds six “the”. At the last one, which share of all influence do the "
                 "five earlier ones have together, with retention, in per cent?",
-                _same_word,
+                answers.same_word,
                 unit="per cent",
                 low=0,
                 high=100,
@@ -197,7 +28,7 @@ OUTLINES = {
                 "reach",
                 "Two layers with a window of 8 bytes each, the byte itself included, run in four "
                 "loops. How many bytes can the last one know of?",
-                _reach,
+                answers.reach,
                 unit="bytes",
                 low=1,
                 high=10_000,
@@ -212,7 +43,7 @@ OUTLINES = {
                 "Llama 3 8B with Adam in float32 under ZeRO-3 on eight H100s, one sequence of "
                 "4,096 tokens per chip, nothing recomputed: which share of what a chip holds are "
                 "the activations kept for the backward pass, in per cent?",
-                _kept_activations,
+                answers.kept_activations,
                 unit="per cent",
                 low=0,
                 high=100,
@@ -227,7 +58,7 @@ OUTLINES = {
                 "ZeRO-1 on eight devices, Adam: weights and gradients stay whole, the optimiser's "
                 "moments are cut in eight. Which share of what one device alone would hold does "
                 "each device still hold, in per cent?",
-                _share_held,
+                answers.share_held,
                 unit="per cent",
                 low=0,
                 high=100,
@@ -242,7 +73,7 @@ OUTLINES = {
                 "DeepSeek-V3 keeps 512 latent numbers of every token and a rotary key of 64. Two "
                 "chips cut the latents in two slices (tpla). Which share of the whole cache does "
                 "each of them keep, in per cent?",
-                _latents_kept,
+                answers.latents_kept,
                 unit="per cent",
                 low=0,
                 high=100,
@@ -258,7 +89,7 @@ OUTLINES = {
                 "bytes to two of eight experts in its second layer. With capacity 1 an expert "
                 "takes as many pairs as if all loads were even. Which share of the pairs is "
                 "dropped, in per cent?",
-                _pairs_dropped,
+                answers.pairs_dropped,
                 unit="per cent",
                 low=0,
                 high=100,
@@ -274,7 +105,7 @@ OUTLINES = {
                 "microbatch, if a backward takes two and messages take no time. Now one stage of "
                 "the four, stage 2, takes twice as long for everything. After how many forwards of "
                 "the others does it end?",
-                _one_slow_stage,
+                answers.one_slow_stage,
                 unit="forwards",
                 low=0,
                 high=1000,
@@ -289,7 +120,7 @@ OUTLINES = {
                 "Nine ranks form a mesh of 3 x 3 whose cables carry 1 GB/s each way, and gather an "
                 "array whose parts they hold. One of the two cables at a corner falls to half its "
                 "rate. How much slower is the best schedule then, in per cent of its GB/s?",
-                _slow_cable,
+                answers.slow_cable,
                 unit="per cent",
                 low=0,
                 high=100,
@@ -304,7 +135,7 @@ OUTLINES = {
                 "Eight H100 on NVLink train a small model on 4,096 tokens each and sum ten "
                 "gradients. Eight bits would halve the bytes of bfloat16 and quarter those of "
                 "float32. How many of the ten does it pay to compress?",
-                _few_compressed,
+                answers.few_compressed,
                 low=0,
                 high=10,
             ),
@@ -318,7 +149,7 @@ OUTLINES = {
                 "The gated delta net in float32 on two cores: one sequence of 2,048 tokens, 8 "
                 "heads of 64, forward and backward. One token after the other, how many times as "
                 "long does it take as in chunks?",
-                _token_scan,
+                answers.token_scan,
                 unit="times",
                 low=0.01,
                 high=1000,
@@ -333,7 +164,7 @@ OUTLINES = {
                 "A small model finds all of eight needles in 1,024 tokens of noise. Now every head "
                 "reads 64 tokens, in pages of 16 that Quest picks by a bound of their scores. How "
                 "many of the eight does the model still find?",
-                _needles_found,
+                answers.needles_found,
                 unit="needles",
                 low=0,
                 high=8,
@@ -347,7 +178,7 @@ OUTLINES = {
                 "next_rate",
                 "AutoLRS has tried six rates. It tries next where mean - 1,000 standard deviations "
                 "of its Gaussian process is lowest. Where is that?",
-                _next_rate,
+                answers.next_rate,
                 options=("close to the best rate so far", _GAP, "at the highest rate allowed"),
             ),
         ),

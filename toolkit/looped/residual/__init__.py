@@ -3,6 +3,7 @@
 hyper_connections.py     several residual streams, mixed around every sub-layer (mHC)
 attention_residuals.py   every sub-layer attends to the outputs of groups of earlier layers
 messages.py              gates by which a loop reads what the loop before it left (Inkling-2)
+groups.py                a learned share of the input of a group of layers
 checks.py                which switches of a configuration go together
 
 A connection is called with the state of the residual stream and returns what the sub-layer reads,

@@ -20,7 +20,8 @@ from toolkit.planning.decode.mixtures import (
     mixture_schemes,
 )
 from toolkit.planning.division import MOST_CHIPS
-from toolkit.planning.models import check_model, model_of
+from toolkit.planning.model_checks import check_model
+from toolkit.planning.models import model_of
 from toolkit.planning.strategy import Strategy
 
 MOST_SHOWN = 5  # ways to cut several of rows, heads and tokens, in a table

@@ -9,7 +9,8 @@ from typing import Any
 
 from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.models import DENSE, check_model, model_of
+from toolkit.planning.model_checks import check_model
+from toolkit.planning.models import DENSE, model_of
 from toolkit.planning.strategy import Strategy
 
 TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v6e:4x4", "v5p:2x2x2")

@@ -16,7 +16,7 @@ from toolkit.planning.division import DISPATCHES
 from toolkit.planning.grade.by_compiler import read_rows, record_cases
 from toolkit.planning.grade.cases import Case
 from toolkit.planning.grade.program import check_built
-from toolkit.planning.models import check_model
+from toolkit.planning.model_checks import check_model
 from toolkit.planning.search.divisions import bases_of
 from toolkit.planning.search.weigh import ORDERS
 from toolkit.planning.strategy import RECOMPUTE, Strategy

@@ -31,7 +31,7 @@ from toolkit.planning.memory.placing import (
     placed,
     specs_of,
 )
-from toolkit.planning.models import check_model
+from toolkit.planning.model_checks import check_model
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.compiled_work import UPDATE
 

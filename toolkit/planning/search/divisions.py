@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
-from toolkit.planning.models import check_model
+from toolkit.planning.model_checks import check_model
 from toolkit.planning.strategy import Strategy
 
 LARGEST_TENSOR = 64

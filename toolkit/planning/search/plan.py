@@ -9,7 +9,8 @@ from toolkit._checks import checked
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.models import check_model, model_of, nearest_multiple
+from toolkit.planning.model_checks import check_model
+from toolkit.planning.models import model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.divisions import bases_of
 from toolkit.planning.search.own_order import search_order

@@ -11,7 +11,8 @@ import math
 
 from toolkit.planning.memory.categories import layer_kinds, layer_memory
 from toolkit.planning.memory.pipelines import stage_memory
-from toolkit.planning.models import check_model, kinds_of, stages_fault
+from toolkit.planning.model_checks import check_model, stages_fault
+from toolkit.planning.models import kinds_of
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.divisions import degrees_of, divisors, sharded_ways
 from toolkit.planning.search.layers import assign_layers

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from toolkit._checks import checked
 from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import cluster
-from toolkit.planning.models import check_model, model_of
+from toolkit.planning.model_checks import check_model
+from toolkit.planning.models import model_of
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.seconds import constants_of

@@ -14,7 +14,8 @@ from toolkit.measure import in_words
 from toolkit.parallel import SequenceCosts, SequenceGroup, plan_micro_batches
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.memory.categories import layer_memory
-from toolkit.planning.models import check_model, model_of
+from toolkit.planning.model_checks import check_model
+from toolkit.planning.models import model_of
 from toolkit.planning.strategy import RECOMPUTE, Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
 from toolkit.planning.time.step import layer_seconds, table_seconds
