@@ -16,7 +16,8 @@ from floors import FLOORS
 import toolkit
 
 PACKAGE = Path(toolkit.__file__).parent
-MOST_MODULES = 20  # in one folder, its map (`__init__.py`) aside
+MOST_LINES = 350  # of one file
+MOST_MODULES = 15  # in one folder, its map (`__init__.py`) aside
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
 # `import toolkit` may take this much of the time of `import jax`.
 IMPORT_TIME_RATIO = 1.1
@@ -157,6 +158,12 @@ def test_panels_need_no_widget_library():
     blocked = "import sys\nsys.modules.update(ipywidgets=None, anywidget=None)\n"
     made = "\nfrom toolkit.lab import BalancePanel\nassert BalancePanel(step=9).png"
     run_python(blocked + "\n".join(f"import {name}" for name in panels) + made)
+
+
+def test_no_file_is_too_long():
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in files()}
+    long = {str(path.relative_to(PACKAGE)): n for path, n in lengths.items() if n > MOST_LINES}
+    assert not long
 
 
 def test_files_import_each_other_in_no_circle():

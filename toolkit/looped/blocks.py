@@ -17,6 +17,7 @@ from toolkit.looped.mixing.in_turn import InTurn
 from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.mixing.streaming import is_streaming, stream_block
 from toolkit.looped.residual import Connections, Pass
+from toolkit.looped.residual.groups import GroupResidual
 from toolkit.looped.scanned import can_scan, run_scanned
 
 

@@ -8,6 +8,16 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.planning.models import expert_hidden, group_runs, nearest_multiple
 from toolkit.planning.strategy import Strategy
 
+# Most tokens per step; no cluster exists for more.
+MOST_TOKENS = 1 << 32
+
+NEAREST = {
+    "conv": "window", "channel_mix": "full", "hybrid": "mamba2", "hca": "dsa", "csa": "dsa",
+    "qsa": "dsa",
+}  # fmt: skip
+"""Layers of which nothing here knows the memory or the time, and those that are most like them. A
+layer that is computed by the mixer of another word is not modelled either."""
+
 
 def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_length: int) -> None:
     """Raise ValueError for sizes that the strategy does not divide, naming the nearest that it

@@ -9,9 +9,6 @@ from toolkit.looped import PRESETS, LoopedConfig
 from toolkit.looped.checkpoints.load import configuration_of
 from toolkit.planning.strategy import Strategy
 
-# Most tokens per step; no cluster exists for more.
-MOST_TOKENS = 1 << 32
-
 
 def _dense(layers, width, heads, key_value_heads, hidden, vocabulary, tied=False, head_size=None):
     return LoopedConfig(
@@ -41,13 +38,6 @@ DENSE: dict[str, LoopedConfig] = {
     "llama-3.1-405b": _dense(126, 16_384, 128, 8, 53_248, 128_256),
 }
 MODELS: dict[str, LoopedConfig] = DENSE | PRESETS
-
-NEAREST = {
-    "conv": "window", "channel_mix": "full", "hybrid": "mamba2", "hca": "dsa", "csa": "dsa",
-    "qsa": "dsa",
-}  # fmt: skip
-"""Layers of which nothing here knows the memory or the time, and those that are most like them. A
-layer that is computed by the mixer of another word is not modelled either."""
 
 
 def model_of(model: Any) -> LoopedConfig:

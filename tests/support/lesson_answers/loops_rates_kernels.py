@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.lab.lessons.subjects.parts.causality_trap import EMPTY
+from toolkit.lab.lessons.subjects.loops_rates_kernels.causality_trap import EMPTY
 
 
 def sees_future(model, x):

@@ -6,6 +6,8 @@ import numpy as np
 
 from toolkit.lab.lessons.outline import Answer
 
+GAP = "in the widest gap between rates that were tried"
+
 
 def same_word() -> Answer:
     from toolkit.lab.mixers.panel import MixerPanel
@@ -166,7 +168,7 @@ def token_scan() -> Answer:
 
 def next_rate() -> Answer:
     return Answer(
-        _GAP,
+        GAP,
         "The next rate lies in the widest gap, wherever that is: a thousand standard deviations "
         "outweigh any mean, and the deviation is largest far from what was tried.",
     )

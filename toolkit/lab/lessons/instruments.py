@@ -3,9 +3,6 @@
 from toolkit.lab.lessons import instrument_answers as answers
 from toolkit.lab.lessons.outline import Outline, Question
 
-_GAP = "in the widest gap between rates that were tried"
-
-
 OUTLINES = {
     "mixers": Outline(
         "Linear-time mixers",
@@ -179,7 +176,11 @@ OUTLINES = {
                 "AutoLRS has tried six rates. It tries next where mean - 1,000 standard deviations "
                 "of its Gaussian process is lowest. Where is that?",
                 answers.next_rate,
-                options=("close to the best rate so far", _GAP, "at the highest rate allowed"),
+                options=(
+                    "close to the best rate so far",
+                    answers.GAP,
+                    "at the highest rate allowed",
+                ),
             ),
         ),
     ),
