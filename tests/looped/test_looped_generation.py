@@ -101,6 +101,7 @@ EVERY_WORD = FIRST, *OTHERS = [
     "nope conv channel_mix lightning hybrid",
     "fox path efla mesa pkda log_mamba2 log_gdn mamba3",
     "csa hca qsa shared_window value_embedding",
+    "relative relative_window grouped_latent mlra grouped_tied",
 ]
 
 

@@ -16,7 +16,10 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.testing import layers
 
 PARTED = ("grouped_latent", "mlra", "grouped_tied")
-OF_NO_ROW = ("nope", "conv", "channel_mix", "lightning", "hybrid", "shared_window", *PARTED)
+OF_NO_ROW = (
+    "nope", "conv", "channel_mix", "lightning", "hybrid", "shared_window", "relative",
+    "relative_window", *PARTED,
+)  # fmt: skip
 WORDS = (*MIXERS, *OF_NO_ROW)
 NOT_IN_TEST_LOOPED_MODEL = [word for word in WORDS if word not in ("full", "window", "gdn")]
 
