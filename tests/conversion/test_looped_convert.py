@@ -23,6 +23,7 @@ from toolkit.conversion.selection import kl_guided, uniform
 from toolkit.conversion.stage import Course, align
 from toolkit.conversion.student import restore
 from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.looped.mixing.layer import MixingLayer
 from toolkit.training import CheckpointError
 
 # Together they compute for longer than the first tier has time.
@@ -145,7 +146,7 @@ def test_alignment_compares_on_the_teachers_stream(switches):
     tokens, _ = some_tokens()
     inputs, outputs = [], []
 
-    class Recorder(nnx.Module):
+    class Recorder(MixingLayer):
         def __init__(self, mixer):
             self.mixer = mixer
 

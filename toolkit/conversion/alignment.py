@@ -7,12 +7,12 @@ others have learnt, and all learn in one pass.
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.conversion.student import new_layers, with_mixers
 from toolkit.looped.loops.rows import check_tokens
+from toolkit.looped.mixing.layer import MixingLayer
 from toolkit.looped.model import LoopedLM, run_blocks
 
 
@@ -63,7 +63,7 @@ def alignment_losses(
     return jnp.array([[loop[layer] for layer in new] for loop in losses])
 
 
-class Beside(nnx.Module):
+class Beside(MixingLayer):
     """Two mixers on one input: the output is the first one's; the second is compared with it.
 
     Attributes:

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
 from toolkit.conversion.distillation import mean_where_asked, top_k_divergence
 from toolkit.conversion.student import new_layers, with_mixers
+from toolkit.looped.mixing.layer import MixingLayer
 from toolkit.looped.model import LoopedLM
 
 
@@ -75,17 +75,17 @@ def uniform(layers: int, restored: int) -> tuple[int, ...]:
     return tuple((share + 1) * layers // restored - 1 for share in range(restored))
 
 
-class Either(nnx.Module):
+class Either(MixingLayer):
     """One of two mixers, chosen when the program runs.
 
     Attributes:
-        attention, mixer: the two.
+        attention, replacement: the two.
         is_restored: boolean scalar, whether it is the first.
     """
 
-    def __init__(self, attention: Any, mixer: Any, is_restored: Bool[Array, ""]):
+    def __init__(self, attention: Any, replacement: Any, is_restored: Bool[Array, ""]):
         self.attention = attention
-        self.mixer = mixer
+        self.replacement = replacement
         self.is_restored = is_restored
 
     def __call__(
@@ -95,7 +95,7 @@ class Either(nnx.Module):
             return self.attention(x, window=window, **options)[0]
 
         def mixed(x):
-            return self.mixer(x, **options)[0]
+            return self.replacement(x, **options)[0]
 
         return jax.lax.cond(self.is_restored, attended, mixed, x), None
 

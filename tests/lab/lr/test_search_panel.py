@@ -123,6 +123,7 @@ def test_start_again_forgets_all_rounds_but_the_first(panel: SearchPanel) -> Non
     first = panel.png
     for _ in range(3):
         panel.step()
+    assert panel.page
     panel._reset.click()
     assert (panel.round, len(panel.search.rounds)) == (1, 1)
     assert panel.png == first
