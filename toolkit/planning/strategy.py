@@ -41,8 +41,8 @@ class Strategy(Division):
     """How a train step is distributed over `chips` = data x fsdp x context x tensor x pipeline.
 
     Attributes:
-        data, fsdp, context, tensor, pipeline, expert, shard_optimizer, shard_gradients, dispatch,
-            capacity: how arrays are cut over chips; see `Division`.
+        data, fsdp, context, tensor, pipeline, expert: how arrays are cut; see `Division`.
+        shard_optimizer, shard_gradients, dispatch, capacity: likewise.
         recompute: what the backward pass recomputes: "none"; "elementwise" (norms, rotations,
             activations and attention, keeping the products with weights); the whole "layer",
             keeping only its input; or runs of layers, as "20 layer, 12 none".
