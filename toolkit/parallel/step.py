@@ -122,5 +122,6 @@ def updated(
 
 
 def check_layout(layout: Layout) -> None:
+    """Refuse a layout whose specs or axes a step cannot take."""
     layout.check()
     check_auto_axes(layout.mesh)

@@ -71,7 +71,7 @@ def test_settings_become_fields_and_fields_settings():
         ({"loop_layer_index_start": 0}, "layers 0 to 4 of 6; wanted some after the first"),
         ({"loop_layer_index_end": 6}, "message_rank without coda"),
         ({"loop_layer_index_end": 3}, "wants a multiple of attention_residual 2"),
-        ({"swa_num_attention_heads": 4}, "relative_window: heads 4 is not a multiple"),
+        ({"swa_num_attention_heads": 4}, "heads 4 is not a multiple of relative_window"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(change, message):

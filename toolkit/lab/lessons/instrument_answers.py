@@ -10,6 +10,7 @@ GAP = "in the widest gap between rates that were tried"
 
 
 def same_word() -> Answer:
+    """The influence of earlier occurrences of a word on its last one, by two mixers."""
     from toolkit.lab.mixers.panel import MixerPanel
     from toolkit.lab.mixers.view import is_same
 
@@ -28,6 +29,7 @@ def same_word() -> Answer:
 
 
 def reach() -> Answer:
+    """The bytes of which a looped model with windows can know."""
     from toolkit.lab.looped.panel import LoopPanel
 
     reach = 2 * 4 * (8 - 1) + 1
@@ -40,6 +42,7 @@ def reach() -> Answer:
 
 
 def share_held() -> Answer:
+    """The share of weights, gradients and moments that ZeRO-1 leaves on a device."""
     from toolkit.lab.sharding.mesh import COPIES, MeshPanel
 
     view: Any = MeshPanel(mesh="2x4", scheme="zero1").view
@@ -54,6 +57,7 @@ def share_held() -> Answer:
 
 
 def slow_cable() -> Answer:
+    """How much slower the best schedule is when one cable carries half."""
     from toolkit.lab.collectives.cut import CutPanel
 
     views: list[Any] = [
@@ -71,6 +75,7 @@ def slow_cable() -> Answer:
 
 
 def few_compressed() -> Answer:
+    """How many of ten gradients it pays to compress."""
     from toolkit.lab.gradients.lanes import LanesPanel, LanesView
 
     view = LanesPanel(chips="h100:8", compressor="int8", search="best").view
@@ -87,6 +92,7 @@ def few_compressed() -> Answer:
 
 
 def latents_kept() -> Answer:
+    """The share of the cache that each of two chips keeps."""
     from toolkit.lab.latent.decode import DecodePanel
 
     view: Any = DecodePanel(model="deepseek_v3", degree=2, slices=2).view
@@ -100,6 +106,7 @@ def latents_kept() -> Answer:
 
 
 def one_slow_stage() -> Answer:
+    """When a pipeline with one slow stage ends."""
     from toolkit.schedules import Durations, one_forward_one_backward, simulate
 
     slow = simulate(one_forward_one_backward(4, 8), Durations(stages=(1, 1, 2, 1)))
@@ -113,6 +120,7 @@ def one_slow_stage() -> Answer:
 
 
 def pairs_dropped() -> Answer:
+    """The share of pairs that a capacity of 1 drops."""
     from toolkit.lab.experts.tokens import ExpertPanel
 
     views: list[Any] = [
@@ -129,6 +137,7 @@ def pairs_dropped() -> Answer:
 
 
 def needles_found() -> Answer:
+    """How many needles a model finds whose heads read few pages."""
     from toolkit.lab.sparsity.drop_panel import DropPanel
 
     found = {}
@@ -144,6 +153,7 @@ def needles_found() -> Answer:
 
 
 def kept_activations() -> Answer:
+    """The share of a chip's memory that is activations."""
     from toolkit.lab.planning.memory import ChipMemoryPanel
     from toolkit.measure import in_words
 
@@ -159,6 +169,7 @@ def kept_activations() -> Answer:
 
 
 def token_scan() -> Answer:
+    """How many times as long a scan over tokens takes as chunks."""
     from toolkit.lab.speedups.panel import SpeedupPanel
 
     view: Any = SpeedupPanel(method="gdn", work="forward+backward", tokens=2048).view
@@ -167,6 +178,7 @@ def token_scan() -> Answer:
 
 
 def next_rate() -> Answer:
+    """Where a search with a Gaussian process tries next."""
     return Answer(
         GAP,
         "The next rate lies in the widest gap, wherever that is: a thousand standard deviations "

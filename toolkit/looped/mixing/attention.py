@@ -25,6 +25,22 @@ class AttentionSizes(NamedTuple):
     head_size: int
 
 
+def check_head_counts(
+    word: str, config: LayerConfig, sizes: AttentionSizes, head_size: int | None
+) -> None:
+    """Refuse heads that do not divide the width, or that their key heads do not divide."""
+    heads, key_value_heads, _ = sizes
+    if head_size is None and config.width % heads:
+        raise ValueError(
+            f"width {config.width} is not divisible by heads {heads}; change one of them or "
+            f"give {word}.head_size."
+        )
+    if heads % key_value_heads:
+        raise ValueError(
+            f"heads {heads} is not a multiple of {word}.key_value_heads {key_value_heads}."
+        )
+
+
 class AttentionLayer(MixingLayer):
     """Causal grouped-query softmax attention with rotary positions.
 
@@ -101,16 +117,9 @@ class AttentionLayer(MixingLayer):
     @classmethod
     def check(cls, config: LayerConfig) -> None:
         super().check(config)
-        options, (heads, key_value_heads, head_size) = cls.options_of(config), cls.sizes_of(config)
-        if options.head_size is None and config.width % heads:
-            raise ValueError(
-                f"width {config.width} is not divisible by heads {heads}; change one of them or "
-                f"give {cls.word}.head_size."
-            )
-        if heads % key_value_heads:
-            raise ValueError(
-                f"heads {heads} is not a multiple of {cls.word}.key_value_heads {key_value_heads}."
-            )
+        options, sizes = cls.options_of(config), cls.sizes_of(config)
+        check_head_counts(cls.word, config, sizes, options.head_size)
+        head_size = sizes.head_size
         norms = ("query_key_norm", "plain_norm_epsilon", "projection_norm")
         norms = [name for name in norms if getattr(options, name)]
         if len(norms) > 1:

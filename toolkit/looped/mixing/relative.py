@@ -13,7 +13,7 @@ from toolkit.attention._attend import positions_in_documents
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.short_convolution import short_convolution, tokens_before
 from toolkit.looped.layers import linear, normalised, token_positions
-from toolkit.looped.mixing.attention import AttentionSizes
+from toolkit.looped.mixing.attention import AttentionSizes, check_head_counts
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer, Separate
 from toolkit.looped.mixing.sparse.pooled import PooledCache
 
@@ -161,16 +161,8 @@ class RelativeWindowLayer(MixingLayer):
     @classmethod
     def check(cls, config: LayerConfig) -> None:
         super().check(config)
-        options, (heads, shared, _) = cls.options_of(config), cls.sizes_of(config)
-        if options.head_size is None and config.width % heads:
-            raise ValueError(
-                f"width {config.width} is not divisible by heads {heads}; give "
-                f"{cls.word}.head_size."
-            )
-        if heads % shared:
-            raise ValueError(
-                f"{cls.word}: heads {heads} is not a multiple of key_value_heads {shared}."
-            )
+        options = cls.options_of(config)
+        check_head_counts(cls.word, config, cls.sizes_of(config), options.head_size)
         for name in ("bound", "relative_bound"):
             if not getattr(options, name) > 0:
                 raise ValueError(f"{cls.word}.{name} must be positive.")
