@@ -91,7 +91,9 @@ class ScaledConvolution(nnx.Module):
         y, state = short_convolution(own, self.kernel[...].astype(wide), **past)
         if self.weights is not None:
             earlier, _ = tokens_before(own, taps - 1, **past)
-            weights = self.weights(read).astype(wide)
+            # In the stream's own type where that is wider than the projection's.
+            table = self.weights.kernel[...].astype(wide)
+            weights = read.astype(wide) @ table
             weights = weights.reshape(*x.shape[:2], self.heads, 1, taps)
             for lag, tokens in enumerate((own, *earlier)):
                 by_head = tokens.reshape(*x.shape[:2], self.heads, -1)
