@@ -5,8 +5,12 @@ import math
 
 import jax
 import pytest
+from flax import nnx
 
+from toolkit.bench.mixers.matrix_products import matrix_flops
 from toolkit.looped import LoopedConfig
+from toolkit.looped.mixing import LAYERS
+from toolkit.looped.parameters import mixing_flops
 from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict, what_fits
 from toolkit.planning.grade.program import train_program
 from toolkit.planning.memory.categories import memory_of
@@ -222,3 +226,28 @@ def test_chips_that_are_not_known_are_refused_with_those_of_like_names(chips, wo
         cluster(chips)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("word", ["full", "fox", "mla", "grouped_latent", "mlra"])
+def test_pairs_of_tokens_cost_what_a_layer_multiplies(word):
+    """Of short sequences a layer multiplies all pairs, of which half are needed."""
+    config, time = LoopedConfig.tiny(word, width=64, heads=4), 96
+    graph, state = nnx.split(nnx.eval_shape(lambda: LAYERS[word](config, rngs=nnx.Rngs(0))))
+    x = jax.ShapeDtypeStruct((1, time, 64), "float32")
+    counted = matrix_flops(lambda state, x: nnx.merge(graph, state)(x)[0], state, x)
+    matrices = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim > 1)
+    wanted = counted / time - 2 * matrices
+    assert mixing_flops(word, config, time, whole=True) * 2 * time / (time + 1) == wanted
+
+
+def test_a_layer_takes_the_time_of_its_own_options():
+    def seconds(word, **options):
+        config = LoopedConfig(
+            pattern=word, width=1024, heads=8, residual_gate=False, options={word: options}
+        )
+        how = {"batch": 1, "sequence_length": 1 << 15}
+        return predict(config, "v5e:1", Strategy(), **how).seconds["forward"]
+
+    assert seconds("mlra", branches=4) > 2 * seconds("mlra", branches=1)
+    assert seconds("moba", selected_blocks=3) < 0.5 * seconds("moba", selected_blocks=40)
+    assert seconds("path") > seconds("fox") == pytest.approx(seconds("full"), rel=0.05)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -116,7 +117,7 @@ def token_flops(config: LoopedConfig, context: int) -> int:
 
     2 vocabulary width + sum over layers runs (2 parameters + mixing one token)
     """
-    return _forward_flops(config, lambda word: _mixing_flops(word, config, context))
+    return _forward_flops(config, lambda word: mixing_flops(word, config, context))
 
 
 @checked
@@ -148,7 +149,7 @@ def flops_per_token(config: LoopedConfig, time: int) -> float:
     """
     if time < 1:
         raise ValueError(f"time: got {time}, wanted at least 1")
-    return 3 * _forward_flops(config, lambda word: _mixing_flops(word, config, time, whole=True))
+    return 3 * _forward_flops(config, lambda word: mixing_flops(word, config, time, whole=True))
 
 
 def _forward_flops(config: LoopedConfig, mixing: Callable[[str], float]) -> Any:
@@ -190,9 +191,11 @@ def _fed(config: LoopedConfig, words: Iterable[str], *, is_active: bool) -> list
     return [FEED_FORWARDS[word].parameters(config)[is_active] for word in words]
 
 
-def _mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool = False) -> Any:
-    """Of one token after `context` others, or the mean over a whole sequence of that length."""
+def mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool = False) -> Any:
+    """FLOPs of mixing one token after `context` others, or the mean over a whole sequence of that
+    length."""
     own: Any = LAYERS[word].sizes_of(config)
+    chosen = vars(LAYERS[word].options_of(config))
     if isinstance(own, LatentConfig):
         softmaxes, read = LAYERS[word].softmaxes(config)
         if whole:  # per head: a key of its own and a shared one, and a value
@@ -201,7 +204,7 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool 
         return 2 * softmaxes * (2 * read + own.rope_size) * context
     if word == "hybrid":
         parts = ("full", "mamba2")
-        return sum(_mixing_flops(part, config, context, whole=whole) for part in parts)
+        return sum(mixing_flops(part, config, context, whole=whole) for part in parts)
     if word in ("conv", "channel_mix"):
         return 2 * (own.key_size + 1) * config.width
     if isinstance(own, AttentionSizes):
@@ -211,9 +214,11 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool 
         row, sizes = mixer(word, sliding_window=window) if window else mixer(word), (size, size)
     else:
         (_, heads, *sizes), row = own, mixer(LAYERS[word].mixer or word)
-    if whole:
-        return row.forward_flops(1, context, heads, *sizes, **row.options) / context
-    return row.step_flops(1, context, heads, *sizes, **row.options)
+    count = row.forward_flops if whole else row.step_flops
+    # After batch, time, heads, key and value.
+    names = {*row.options, *list(inspect.signature(count).parameters)[5:]}
+    options = {**row.options, **{name: chosen[name] for name in names if name in chosen}}
+    return count(1, context, heads, *sizes, **options) / (context if whole else 1)
 
 
 def _all_layers(config):

@@ -12,7 +12,7 @@ communication that hides behind the backward pass.
 """
 
 from toolkit.looped import LoopedConfig
-from toolkit.looped.mixing import LAYERS
+from toolkit.looped.parameters import mixing_flops
 from toolkit.measure import Link
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_memory
@@ -62,14 +62,7 @@ def layer_seconds(
     parts = layer_parts(config, word, fed, strategy)
     tokens = sequences * length // strategy.context
     runs = strategy.microbatches * config.loops
-    seen = min(length, config.options[word].sliding_window) if word == "window" else length / 2
-    # Scores and weighted values: two products of 2 FLOPs per visible key and channel. Recurrent
-    # layers see about one chunk of keys.
-    keys, wide = (seen if word in ("full", "window", "mla") else 64), channels(config, word)[0]
-    if word == "mla":
-        sizes = LAYERS[word].sizes_of(config)
-        wide = sizes.heads * (sizes.key_size + sizes.rope_size + sizes.value_size) / 2
-    mixing = 4 * tokens * keys * wide / strategy.tensor
+    mixing = tokens * mixing_flops(word, config, length, whole=True) / strategy.tensor
     products, routed = 2 * tokens * parts[0].share.used, 0.0
     if fed == "moe":
         routed = _routed_seconds(config, strategy, cluster, tokens, constants, parts[1])
@@ -78,7 +71,8 @@ def layer_seconds(
     moved = config.compute_dtype.itemsize * parts[0].share.used
     moved += layer_bytes(config, word, fed, strategy, tokens, is_old=constants.old_kernels)
     if constants.old_kernels and word in ("full", "window"):
-        mixing = 4 * tokens * length * wide / strategy.tensor  # of all keys
+        # Of all keys.
+        mixing = 4 * tokens * length * channels(config, word)[0] / strategy.tensor
         heads = config.heads / strategy.tensor
         moved += SCORE_PASSES * config.compute_dtype.itemsize * tokens * length * heads
     chip = cluster.chip
