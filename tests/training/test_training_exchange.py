@@ -11,7 +11,7 @@ import pytest
 from toolkit.measure import collectives
 from toolkit.parallel import layout, make_mesh, partitioned_train_step, sharded_train_step
 from toolkit.parallel.gradients import Exchange, ExchangePlan
-from toolkit.training import FitOptions, Recipe, fit, prepare
+from toolkit.training import CheckpointError, FitOptions, Recipe, fit, prepare
 
 SUMS = 1e-6  # float32 sums in another order
 DEVICES = 8
@@ -222,10 +222,12 @@ def test_what_is_whole_on_another_axis_stays_the_same_along_it():
             np.testing.assert_array_equal(other, first)
 
 
-def run(directory, total, plan_layout, **changes):
-    recipe = dataclasses.replace(
-        RECIPE, exchange="int4=64:scatter_gather:error_feedback", **changes
-    )
+ALIKE = "int4=64:scatter_gather:error_feedback"
+APART = "up@top_k=0.01:gather:momentum,d*@low_rank=4:all_reduce:error_feedback"
+
+
+def run(directory, total, plan_layout, exchange):
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
     state, step = prepare(
         loss, plan_layout.apply(params()), recipe, layout=plan_layout, most_steps=1,
     )  # fmt: skip
@@ -235,21 +237,44 @@ def run(directory, total, plan_layout, **changes):
     return fit(state, step, given, options, directory=directory, configuration=settings)
 
 
-def test_a_resumed_run_is_the_same_to_the_bit_and_fits_fewer_replicas(tmp_path):
+@pytest.mark.parametrize("exchange", [ALIKE, pytest.param(APART, marks=pytest.mark.slow)])
+def test_a_resumed_run_is_the_same_to_the_bit_and_fits_fewer_replicas(tmp_path, exchange):
     eight = placed()
-    whole = run(None, 6, eight)
-    first = run(tmp_path, 3, eight).state
-    fewer = run(tmp_path, 3, placed(count=4)).state  # reads, and makes no update
-    resumed = run(tmp_path, 6, eight)
+    whole = run(None, 6, eight, exchange)
+    first = run(tmp_path, 3, eight, exchange).state
+    fewer = run(tmp_path, 3, placed(count=4), exchange).state  # reads, and makes no update
+    resumed = run(tmp_path, 6, eight, exchange)
     for found, wanted in zip(
         jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
-    assert "residual_norm" in whole.history[-1]
-    before, after = (state.exchange_state.residuals[0][0][0] for state in (first, fewer))
-    n = 2 * 48 * 1024
-    pairs = np.asarray(before).reshape(4, 2, n).mean(axis=1)
-    np.testing.assert_allclose(np.asarray(after).reshape(4, n), pairs, atol=SUMS)
+    assert whole.history[-1]["residual_norm"] > 0
+    both = (
+        [first_hop[0] for first_hop, *_ in state.exchange_state.residuals]
+        for state in (first, fewer)
+    )
+    for before, after in zip(*both, strict=True):
+        pairs = np.asarray(before).reshape(4, 2, -1).mean(axis=1)
+        np.testing.assert_allclose(np.asarray(after).reshape(4, -1), pairs, atol=SUMS)
+    with pytest.raises(CheckpointError, match=r"exchange.*int8.*other run|another run.*exchange"):
+        run(tmp_path, 6, eight, "int8:scatter_gather:error_feedback")
+
+
+def test_each_tensor_goes_its_own_way():
+    """Bytes of every way, of weights too; what nothing names is summed."""
+    sizes, own = 48 * 1024, "up@int4=32:scatter_gather:none:int8=32"
+    exchange = Exchange.parse(f"{own},down@random_k=0.1:all_reduce")
+    plan = ExchangePlan(exchange, placed({"data": 8}))
+    assert [group.exchange.pattern for group in plan.groups] == ["all_reduce", "scatter_gather"]
+    assert plan.bytes_sent == 7 / 4 * (4 * 4916 + sizes * (1 / 2 + 4 / 32) + 4 * 48)
+    exchange, found = Exchange.parse(own), placed({"data": 8}, "zero3")
+    assert str(exchange) == f"{own},float32:dense"
+    optimizer, plan = optax.sgd(0.1), ExchangePlan(exchange, found, is_gathered=True)
+    arguments = *found.apply((params(), optimizer.init(params()))), found.apply_batch(batch())
+    step = sharded_train_step(loss, optimizer, found, exchange=exchange, gather_again=False)
+    quantised = 7 / 8 * sizes * (1 + 4 / 32 + 1 / 2 + 4 / 32)
+    total = sent(step, *arguments[:2], plan.init(), arguments[2])[0]
+    assert total == quantised + 7 / 8 * (8 * sizes + 8 * 48 + 8)
 
 
 @pytest.mark.slow
@@ -271,6 +296,16 @@ def test_a_skipped_update_keeps_what_is_pending():
     [
         (lambda: Recipe(exchange="int4:ring"), "pattern: got 'ring'"),
         (lambda: Recipe(exchange="int4:far=2:none:int8"), "the compiler gathers the weights here"),
+        (lambda: Recipe(exchange="up@int8:gather:none:int8"), "the compiler gathers the weights"),
+        (lambda: Recipe(exchange="up@,int8"), "got 'up@' in 'up@,int8', wanted PATTERN@exchange"),
+        (
+            lambda: ExchangePlan(Exchange.parse("op*@int8,int4"), placed()),
+            r"got 'op\*', which no tensor matches; wanted a pattern of paths such as 'bias'",
+        ),
+        (
+            lambda: ExchangePlan(Exchange("low_rank=49", "all_reduce"), placed()),
+            "rank: got 49, wanted 1 to 48 for a matrix of 1024 x 48",
+        ),
         (lambda: prepare(loss, params(), Recipe(exchange="int4")), "without a layout"),
         (
             lambda: ExchangePlan(Exchange(feedback="error_feedback"), placed(scheme="zero3")),

@@ -112,7 +112,8 @@ def sharded_train_step(
         given = (spec, *[PartitionSpec()] * len(shared))
         return jax.shard_map(function, in_specs=given, out_specs=spec, **options)(x, *shared)
 
-    def gather(shard: Array, spec: PartitionSpec) -> Array:
+    def gather(parameter: Shard) -> Array:
+        shard, spec = parameter.value, parameter.inner_spec
         over_batch = partial(_gather, spec=only(spec, batch_axes))
         if others and not any(without(spec, batch_axes)):
             # Its transpose is such a sum too, and over all axes it would sum over the others.
@@ -124,16 +125,17 @@ def sharded_train_step(
         """`gather`, with the messages of the exchange for tensors that are not small."""
         calls = itertools.count()
 
-        def gathered(shard: Array, spec: PartitionSpec) -> Array:
+        def gathered(parameter: Shard) -> Array:
+            shard, spec, exchange = parameter.value, parameter.inner_spec, parameter.how
             own = only(spec, batch_axes)
             used = tuple(axis for axis in batch_axes if axis not in _without(batch_axes, own))
             size = math.prod(shard.shape) * math.prod(layout.mesh.shape[axis] for axis in used)
-            if not plan.is_gather_compressed(size, used):
-                return gather(shard, spec)
-            call, along = jax.random.fold_in(key, next(calls)), plan.along(used)
+            if not plan.is_gather_compressed(exchange, size, used):
+                return gather(parameter)
+            call, along = jax.random.fold_in(key, next(calls)), plan.along(used, exchange)
 
             def send(shard: Array, call: Array) -> Array:
-                return quantised_gather(shard, own, call, plan.exchange, along)
+                return quantised_gather(shard, own, call, exchange, along)
 
             cuts = without(spec, batch_axes)
             # The transpose of a part that is whole on the other axes would sum over them.
@@ -160,7 +162,12 @@ def sharded_train_step(
 
         def loss_of_shards(shards: Params, local_batch: Batch, *key: Array) -> Float[Array, ""]:
             program = separated(inlined(jax.make_jaxpr(loss_fn)(whole, local_batch)))
-            given = jax.tree.map(Shard, shards, specs)
+            paths = iter(row.path for row in layout.placements)
+            given = jax.tree.map(
+                lambda x, spec: Shard(x, spec, how=exchange and exchange.of(next(paths))),
+                shards,
+                specs,
+            )
             given = jax.tree.leaves((given, local_batch), is_leaf=lambda x: isinstance(x, Shard))
             policy = is_kept if gather_again else None
             how = exchanging_gather(plan, *key) if plan else gather

@@ -140,8 +140,9 @@ def make_update(
         metrics = {"loss": loss}
         if metrics_of is not None:
             metrics = metrics_of(loss, gradients, optimizer_state)
-        if exchange is not None and exchange.has_norm:
-            metrics["residual_norm"] = optax.tree.norm(exchange_state.residuals)
+        if exchange is not None and exchange_state is not None:
+            norm = exchange.residual_norm(exchange_state.residuals)
+            metrics |= {} if norm is None else {"residual_norm": norm}
         state = TrainState(state.step + 1, params, optimizer_state, model_state, exchange_state)
         return state, metrics
 

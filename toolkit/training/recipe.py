@@ -55,8 +55,8 @@ class Recipe:
             and is skipped.
         accumulate: passes per update, of equal parts of the batch, whose gradients are averaged.
         exchange: how the replicas of a layout agree on the gradient, as compressor:pattern:feedback
-            of `toolkit.parallel.gradients.Exchange`, such as int4:two_hop or
-            top_k=0.01:gather:error_feedback; None: the compiler sums.
+            of `toolkit.parallel.gradients.Exchange`, such as int4:two_hop or, some tensors
+            otherwise, embedding*@top_k=0.01:gather:error_feedback,int4; None: the compiler sums.
 
     Example:
         >>> recipe = Recipe(steps=100, optimizer="lion", learning_rate=1e-3, ema=0.99)
@@ -112,7 +112,7 @@ class Recipe:
                 f"final_rate: got {self.final_rate} with schedule {self.schedule_name!r}; wanted "
                 "linear or cosine"
             )
-        if self.exchange is not None and Exchange.parse(self.exchange).of_weights is not None:
+        if any(own.of_weights for own in Exchange.parse(self.exchange or "int8").each()):
             raise ValueError(
                 f"exchange: got {self.exchange!r}, and the compiler gathers the weights here; "
                 "wanted no compressor of weights (`sharded_train_step` takes one)"

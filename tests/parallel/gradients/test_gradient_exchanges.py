@@ -19,6 +19,7 @@ from toolkit.parallel.gradients.compression.messages import Messages
 
 SUMS = 1e-6  # float32 sums in another order
 N = 4096
+MATRIX = 59, 69
 
 
 def pairs():
@@ -33,7 +34,7 @@ PAIRS = {f"{name}-{exchange.pattern}": exchange for name, exchange in pairs()}
 # One of each compressor and of each pattern; the others every night.
 FIRST = {
     "float32-dense", "bfloat16-scatter_gather", "int8-two_hop", "int4-far", "top_k-gather",
-    "random_k-all_reduce", "scaled_sign-vote", "scaled_sign-scatter_gather",
+    "random_k-all_reduce", "scaled_sign-vote", "scaled_sign-scatter_gather", "low_rank-all_reduce",
 }  # fmt: skip
 BY_PAIR = [
     pytest.param(exchange, id=name, marks=() if name in FIRST else pytest.mark.nightly)
@@ -49,6 +50,11 @@ def by_definition(exchange, x):
     """The mean of the decoded messages of one hop, without a collective."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(exchange.seed), 0), 0)
     key = jax.random.fold_in(key, 0)
+    if exchange.of_gradients.is_linear:
+        row = exchange.of_gradients
+        row = row if row.of_columns is None else row.of_columns(MATRIX[1])
+        mean = jnp.mean(x, axis=0)
+        return row.decode(row.encode(mean, key), mean.size, key)
     sent = []
     for device in range(DEVICES):
         messages = Messages(exchange.of_gradients, None, key, device)
@@ -65,21 +71,23 @@ def test_every_row_stands_in_a_pair():
 
 @pytest.mark.parametrize("exchange", BY_PAIR)
 def test_bytes_are_the_programs_and_replicas_agree_to_the_bit(exchange):
-    x, alone = gradients(N + 3), Alone(exchange, N + 3)  # three numbers are left over
+    size, even = 59 * 69, 59 * 69 // 8 * 8  # seven numbers are left over
+    x, alone = gradients(size).reshape(DEVICES, *MATRIX), Alone(exchange, MATRIX)
     assert alone.bytes_sent(x) == alone.plan.bytes_sent
     mean, copies, _ = alone(x)
     np.testing.assert_array_equal(copies, jnp.broadcast_to(mean, copies.shape))
+    x, mean = x.reshape(DEVICES, size), mean.reshape(size)
     row = exchange.of_gradients
     if exchange.pattern == "vote":
         signs = jnp.where(jnp.sum(jnp.where(x >= 0, 1, -1), axis=0) >= 0, 1.0, -1.0)
-        np.testing.assert_array_equal(mean[:N], signs[:N])
+        np.testing.assert_array_equal(mean[:even], signs[:even])
     elif row.name == "float32":
         np.testing.assert_allclose(mean, jnp.mean(x, axis=0), atol=SUMS)
     elif exchange.pattern in ("gather", "all_reduce"):
-        differs = jnp.abs(mean[:N] - by_definition(exchange, x[:, :N])) > SUMS
+        differs = jnp.abs(mean[:even] - by_definition(exchange, x[:, :even])) > SUMS
         # Compiled together, a quotient may round to the other side of a draw.
         assert jnp.mean(differs) < (1e-3 if row.variance else 1 / N)
-    np.testing.assert_allclose(mean[N:], jnp.mean(x[:, N:], axis=0), atol=SUMS)
+    np.testing.assert_allclose(mean[even:], jnp.mean(x[:, even:], axis=0), atol=SUMS)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ N, STEPS = 4096, 5
 def pending(plan, residuals):
     """The sum over hops of the mean of what has not been sent, as a vector."""
     group, total = plan.groups[0], 0
-    for (stored,), rows in zip(residuals[0], plan.hops(group), strict=True):
+    for (stored, *_), rows in zip(residuals[0], plan.hops(group), strict=True):
         vectors = _vectors(np.asarray(stored)[:, 0], group, group.along, rows)
         total = total + vectors.mean(axis=0)
     return total
@@ -33,15 +33,17 @@ def pending(plan, residuals):
         ("int4=64", "two_hop", LEVELS, "data"),
         ("int4=64", "far", LEVELS, "zero1"),
         ("random_k=0.1", "all_reduce", None, "data"),
+        ("low_rank=4", "all_reduce", None, "data"),
     ],
 )
 def test_what_was_sent_and_what_is_pending_are_all_there_is(compressor, pattern, axes, scheme):
     exchange = Exchange(compressor, pattern, "error_feedback", dense_below=0)
-    alone, state, sent, given = Alone(exchange, N, axes, scheme), None, 0, 0
+    alone, state, sent, given = Alone(exchange, (64, 64), axes, scheme), None, 0, 0
     for seed in range(STEPS):
         x = gradients(N, seed)
-        mean, _, state = alone(x, state)
-        sent, given = sent + np.asarray(mean), given + np.asarray(jnp.mean(x, axis=0))
+        mean, _, state = alone(x.reshape(DEVICES, 64, 64), state)
+        sent = sent + np.asarray(mean).reshape(N)
+        given = given + np.asarray(jnp.mean(x, axis=0))
     left = pending(alone.plan, state.residuals)
     np.testing.assert_allclose(sent + left, given, atol=CONSERVED)
     assert np.abs(left).max() > 1000 * CONSERVED  # so that the sum alone would fail
@@ -65,6 +67,32 @@ def test_differences_approach_a_gradient_that_stays():
         mean, _, state = alone(x, state)
         errors.append(float(jnp.abs(mean - jnp.mean(x, axis=0)).max()))
     assert errors[-1] < 1e-6 < errors[0]
+
+
+def test_powersgd_finds_a_matrix_of_its_rank_and_keeps_its_columns():
+    exchange = Exchange("low_rank=4", "all_reduce", "error_feedback", dense_below=0)
+    alone, (left, right) = Alone(exchange, (64, 64)), gradients(2 * 4 * 64)[:2]
+    x = jnp.broadcast_to(left.reshape(64, 8)[:, :4] @ right.reshape(8, 64)[:4], (DEVICES, 64, 64))
+    mean, copies, state = alone(x)
+    assert alone.plan.bytes_sent == 3_584 == alone.bytes_sent(x)
+    np.testing.assert_allclose(mean, x[0], atol=1e-4)
+    np.testing.assert_array_equal(copies, jnp.broadcast_to(mean, copies.shape))
+    # Of a higher rank one pass finds a part; what is kept finds more than what is drawn anew.
+    x = jnp.broadcast_to((gradients(N, 3)[0] * jnp.repeat(0.7 ** jnp.arange(64), 64)), (8, N))
+    x = x.reshape(DEVICES, 64, 64)
+    kept, fresh = alone.plan.init(), alone.plan.init()
+    for _ in range(4):
+        warm, _, kept = alone(x, dataclasses.replace(kept, residuals=_forgotten(kept)))
+        cold, _, fresh = alone(x, dataclasses.replace(alone.plan.init(), step=fresh.step))
+    assert jnp.linalg.norm(warm - x[0]) < 0.95 * jnp.linalg.norm(cold - x[0])
+    # A gradient of zeros is no end of it.
+    state = alone(jnp.zeros_like(x), alone.plan.init())[2]
+    assert jnp.linalg.norm(alone(x, state)[0]) > 0
+
+
+def _forgotten(state):
+    (((residual, columns),),) = state.residuals
+    return (((jnp.zeros_like(residual), columns),),)
 
 
 def test_loco_keeps_a_byte_and_a_quarter_per_number_at_most():
@@ -133,6 +161,7 @@ def test_feedback_on_what_is_no_contraction_diverges():
         ("int4=64:scatter_gather", "error_feedback"),
         pytest.param("int4=64:two_hop=2", "loco", marks=pytest.mark.slow),
         ("int4=64:two_hop=2", "error_feedback"),
+        ("low_rank=4:all_reduce", "error_feedback"),
     ],
 )
 def test_merged_replicas_average_and_doubled_ones_copy(scheme, text, feedback):

@@ -1,4 +1,4 @@
-"""Local steps, low ranks, zeroth order and codes: what is sent, and that nothing else changes."""
+"""Local steps, zeroth order and codes: what is sent, and that nothing else changes."""
 
 import itertools
 
@@ -13,12 +13,10 @@ from toolkit.parallel import make_mesh
 from toolkit.parallel.gradients import (
     Exchange,
     LocalSteps,
-    LowRankState,
     coded_load,
     cyclic_code,
     decoding_weights,
     local_steps,
-    low_rank_mean,
     recovery_rounds,
     repetition_code,
     zeroth_order_step,
@@ -144,33 +142,6 @@ def test_local_steps_resume_to_the_bit(tmp_path):
         restored, _ = checkpoints.restore_latest(half)
     resumed, _ = one_round(restored, batches(2, 2))
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-
-
-def test_low_ranks_send_their_factors_and_conserve_the_rest():
-    mesh = make_mesh({"data": DEVICES})
-    x = jax.random.normal(jax.random.key(0), (DEVICES, 64, 64))
-    start = LowRankState.start((64, 64), 4, jax.random.key(1))
-
-    @jax.jit
-    @lambda body: jax.shard_map(
-        body, mesh=mesh, in_specs=(jax.P("data"), jax.P(), jax.P("data")),
-        out_specs=(jax.P(), jax.P(), jax.P("data")), check_vma=False,
-    )  # fmt: skip
-    def step(x, columns, residual):
-        mean, state = low_rank_mean(x[0], LowRankState(columns, residual[0]), "data")
-        return mean, state.columns, state.residual[None]
-
-    arguments = x, start.columns, jnp.zeros_like(x)
-    compiled = step.lower(*arguments).compile()
-    assert sum(each.total_bytes_sent for each in collectives(compiled)) == 3_584
-    mean, columns, residual = step(*arguments)
-    np.testing.assert_allclose(mean + residual.mean(axis=0), x.mean(axis=0), atol=1e-5)
-    assert np.linalg.matrix_rank(mean, 1e-4) == 4
-    low = jnp.broadcast_to(mean, x.shape)  # of that rank already: two steps find it
-    _, columns, _ = step(low, columns, jnp.zeros_like(x))
-    np.testing.assert_allclose(step(low, columns, jnp.zeros_like(x))[0], mean, atol=1e-4)
-    with pytest.raises(ValueError, match="rank: got 65, wanted 1 to 64"):
-        LowRankState.start((64, 64), 65, jax.random.key(0))
 
 
 def test_zeroth_order_replicas_send_one_number_and_stay_equal():

@@ -28,11 +28,13 @@ from toolkit.parallel.dataflow.shared_weights import Copies, copies_of, product_
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shard:
-    """A parameter that is not gathered yet: the arrays held, its spec, and loops entered."""
+    """A parameter that is not gathered yet: the arrays held, its spec, loops entered, and what
+    `gather` wants to know of it."""
 
     value: Array
     spec: PartitionSpec = field(metadata={"static": True})
     depth: int = field(default=0, metadata={"static": True})
+    how: Any = field(default=None, metadata={"static": True})
 
     @property
     def inner_spec(self) -> PartitionSpec:
@@ -45,7 +47,7 @@ class FirstUse:
     """How a program is run again.
 
     Attributes:
-        gather: (array, its spec) -> the array, whole along the axes of the batch.
+        gather: (shard) -> its array, whole along the axes of the batch.
         batch: the mesh axes that cut the batch.
         keep: (equation, its results) -> the results, held to devices.
         mesh: the devices; None inside of `jax.shard_map`.
@@ -53,7 +55,7 @@ class FirstUse:
         policy: what a loop over stacked layers keeps for the backward pass; None: everything.
     """
 
-    gather: Callable[[Array, PartitionSpec], Array]
+    gather: Callable[[Shard], Array]
     batch: tuple[str, ...]
     keep: Callable[[Any, list[Any]], list[Any]] = lambda equation, results: results
     mesh: Mesh | None = None
@@ -118,11 +120,7 @@ class FirstUse:
 
     def _whole(self, values: Sequence[Any]) -> list[Any]:
         return [
-            self.gather(x.value, x.inner_spec)
-            if isinstance(x, Shard)
-            else x.whole
-            if isinstance(x, Copies)
-            else x
+            self.gather(x) if isinstance(x, Shard) else x.whole if isinstance(x, Copies) else x
             for x in values
         ]
 
@@ -135,7 +133,7 @@ class FirstUse:
         if not cut or {*cut} & {*self.batch}:
             return None
         parts = parts_of_shard(shard.value, cut, split, self.mesh)
-        return None if parts is None else [Shard(part, spec) for part in parts]
+        return None if parts is None else [Shard(part, spec, how=shard.how) for part in parts]
 
     def _of_copies(self, equation: Any, given: list[Any]) -> Array | None:
         """The product of shared weights with rows of the batch, device by device."""
@@ -195,7 +193,7 @@ class FirstUse:
                 for product, weight in zip(group, weights, strict=True)
             ]
 
-        weights = [self.gather(shard.value, shard.inner_spec) for shard in shards]
+        weights = [self.gather(shard) for shard in shards]
         axes = {axis for place in places for names in axes_of(place) for axis in names}
         options = {} if self.mesh is None else {"mesh": self.mesh}
         axes |= set() if self.mesh is None else {*self.mesh.axis_names}
@@ -229,7 +227,8 @@ class FirstUse:
 
         def trip(carry: list[Any], layers: list[Any]) -> tuple[list[Any], list[Any]]:
             layers = [
-                Shard(x.value, x.spec, x.depth + 1) if isinstance(x, Shard) else x for x in layers
+                dataclasses.replace(x, depth=x.depth + 1) if isinstance(x, Shard) else x
+                for x in layers
             ]
             results = self.run(body, [*shared, *carry, *layers])
             return results[:carries], results[carries:]

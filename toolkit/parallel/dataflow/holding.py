@@ -47,8 +47,8 @@ def holding(function: Callable, mesh: Mesh, batch: tuple[str, ...], specs_of: Ca
     def constrain(x: Array, entries: Sequence[Any]) -> Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*entries)))
 
-    def gather(x: Array, spec: PartitionSpec) -> Array:
-        return constrain(x, [*without(spec, batch)])
+    def gather(x: Shard) -> Array:
+        return constrain(x.value, [*without(x.inner_spec, batch)])
 
     def loss_of_shards(params: Any, *others: Any, **options: Any) -> Any:
         rows = jax.tree.leaves(others[-1:])

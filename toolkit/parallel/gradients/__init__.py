@@ -3,14 +3,14 @@
 An exchange is a compressor, a pattern and a feedback, each a row of a table; adding one is a row.
 `sharded_train_step(..., exchange=)`, `training.prepare` and `toolkit train --exchange` take it.
 
-* `Exchange`: one of each, also by a text such as "int4:two_hop=4:error_feedback"
+* `Exchange`: one of each, also by a text such as "int4:two_hop=4:error_feedback", and some tensors
+  otherwise
 * `COMPRESSORS`, `Compressor`: a vector in fewer bytes; contraction or variance, bytes, source
 * `contracted`: an unbiased compressor made fit for error feedback
 * `PATTERNS`, `Pattern`: the collectives, with the bytes that a device sends
 * `FEEDBACKS`, `Feedback`: what a sender remembers of what it did not send
 * `ExchangePlan`: an exchange on a layout: buffers, bytes, state; `mean` runs it
 * `ExchangeState`: what is remembered between steps
-* `low_rank_mean`, `LowRankState`: PowerSGD, matrix by matrix
 * `exchange_rows`: rows of embeddings, pushed to owners and pulled (Zen)
 * `RowOwners`, `RowReport`, `row_capacity`: who adds which row; what did not fit; what to allow
 * `row_bytes`, `dense_crossover`: bytes of the ways to add sparse rows; when dense sends less
@@ -29,9 +29,9 @@ from toolkit.parallel.gradients.apart.coding import (
 )
 from toolkit.parallel.gradients.apart.local_steps import LocalState, LocalSteps, local_steps
 from toolkit.parallel.gradients.apart.zeroth_order import zeroth_order_step
-from toolkit.parallel.gradients.compression.compressors import COMPRESSORS, Compressor, contracted
+from toolkit.parallel.gradients.compression.compressor import Compressor
+from toolkit.parallel.gradients.compression.compressors import COMPRESSORS, contracted
 from toolkit.parallel.gradients.compression.feedback import FEEDBACKS, Feedback
-from toolkit.parallel.gradients.compression.low_rank import LowRankState, low_rank_mean
 from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.patterns import PATTERNS, Pattern
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
@@ -54,7 +54,6 @@ __all__ = [
     "Feedback",
     "LocalState",
     "LocalSteps",
-    "LowRankState",
     "Pattern",
     "RowOwners",
     "RowReport",
@@ -65,7 +64,6 @@ __all__ = [
     "dense_crossover",
     "exchange_rows",
     "local_steps",
-    "low_rank_mean",
     "recovery_rounds",
     "repetition_code",
     "row_bytes",

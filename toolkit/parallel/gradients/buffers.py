@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from toolkit.parallel.gradients.compression.compressor import Compressor
 from toolkit.parallel.gradients.compression.messages import Rows
+from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.peers import Along
 
 
@@ -16,7 +18,7 @@ class Leaf(NamedTuple):
 
     `axes` are those over which it is to be summed, outermost first; `cuts` the axes by dimension
     along which the sum is to be cut, none or all of `axes`; `others` are the axes that cut it and
-    not the batch, along which it is exchanged in parts.
+    not the batch, along which it is exchanged in parts; `exchange` says how.
     """
 
     index: int
@@ -24,7 +26,8 @@ class Leaf(NamedTuple):
     dtype: Any
     axes: tuple[str, ...]
     cuts: tuple[tuple[int, tuple[str, ...]], ...]
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...]
+    exchange: Exchange
 
     @property
     def size(self) -> int:
@@ -41,14 +44,32 @@ class Group(NamedTuple):
     dtype: Any
 
     @property
+    def exchange(self) -> Exchange:
+        """That of all of its tensors."""
+        return self.leaves[0].exchange
+
+    @property
+    def compressor(self) -> Compressor:
+        """That of the exchange; one of matrices knows how many columns this one has."""
+        row, leaf = self.exchange.of_gradients, self.leaves[0]
+        if row.of_columns is None:
+            return row
+        return row.of_columns(leaf.size // leaf.shape[0])
+
+    @property
+    def size(self) -> int:
+        """Numbers on a device."""
+        return sum(leaf.size for leaf in self.leaves)
+
+    @property
     def length(self) -> int:
         """Of a row: the numbers that each replica would own."""
-        return sum(leaf.size for leaf in self.leaves) // self.along.peers.size
+        return self.size // self.along.peers.size
 
     @property
     def rest(self) -> int:
         """Numbers that are left over when the replicas divide the buffer."""
-        return sum(leaf.size for leaf in self.leaves) % self.along.peers.size
+        return self.size % self.along.peers.size
 
     def rows(self, values: Sequence[Array]) -> tuple[Rows, Array]:
         """The tensors as rows, and the rest: a cut tensor's row is what its owner shall have."""

@@ -1,8 +1,11 @@
 """How replicas agree on a gradient, as one value: a compressor, a pattern and a feedback."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
-from toolkit.parallel.gradients.compression.compressors import Compressor, compressor_of
+from toolkit.parallel.gradients.compression.compressor import Compressor
+from toolkit.parallel.gradients.compression.compressors import compressor_of
 from toolkit.parallel.gradients.compression.feedback import FEEDBACKS, Feedback
 from toolkit.parallel.gradients.patterns import PATTERNS, Pattern
 
@@ -24,10 +27,14 @@ class Exchange:
             None for those of a process.
         dense_below: tensors with fewer elements on a device are summed as they are, in one buffer.
         seed: of the random rounding and places.
+        exceptions: tensors that are exchanged otherwise, (pattern of their paths, exchange), as
+            shells match names; the first that matches counts.
 
     Example:
         >>> str(Exchange.parse("int4:two_hop=4"))
         'int4=256:two_hop=4'
+        >>> Exchange.parse("embedding*@top_k=0.01:gather,int8").of("embedding/kernel").pattern
+        'gather'
     """
 
     compressor: Compressor | str = "int4"
@@ -37,6 +44,7 @@ class Exchange:
     near: int | None = None
     dense_below: int = DENSE_BELOW
     seed: int = 0
+    exceptions: tuple[tuple[str, "Exchange"], ...] = ()
     of_gradients: Compressor = field(init=False, repr=False)
     of_weights: Compressor | None = field(init=False, repr=False)
 
@@ -55,6 +63,8 @@ class Exchange:
         weights = compressor_of(named) if isinstance(named, str) else named
         object.__setattr__(self, "of_weights", weights)
         self._check_pairs()
+        if nested := [pattern for pattern, own in self.exceptions if own.exceptions]:
+            raise ValueError(f"exceptions: got {nested[0]!r} with exceptions of its own")
 
     def _check_pairs(self) -> None:
         row, is_linear = self.of_gradients, self.of_gradients.is_linear
@@ -98,8 +108,25 @@ class Exchange:
     def parse(cls, text: str) -> "Exchange":
         """Read "compressor:pattern:feedback:weights", of which all but the first may be left out.
 
-        A size follows "=": "top_k=0.001:gather:error_feedback", "int4=64:two_hop=4".
+        A size follows "=": "top_k=0.001:gather:error_feedback", "int4=64:two_hop=4". Exceptions
+        come first, as PATTERN@exchange, with commas between: "embedding*@top_k:gather,int4".
+        Tensors that nothing names are summed as they are.
         """
+        *rules, last = text.split(",")
+        if "@" in last:
+            rules, last = [*rules, last], "float32:dense"
+        found: dict[str, Exchange] = {}
+        exceptions = []
+        for rule in rules:
+            pattern, at, own = rule.partition("@")
+            if not (pattern and at and own):
+                raise ValueError(f"exchange: got {rule!r} in {text!r}, wanted PATTERN@exchange")
+            found.setdefault(own, cls._parse_alone(own))
+            exceptions.append((pattern, found[own]))
+        return replace(cls._parse_alone(last), exceptions=tuple(exceptions))
+
+    @classmethod
+    def _parse_alone(cls, text: str) -> "Exchange":
         parts = text.split(":")
         if len(parts) > 4:
             raise ValueError(
@@ -118,7 +145,18 @@ class Exchange:
         text = f"{self.of_gradients}:{self.pattern}{near}"
         if self.feedback != "none" or self.of_weights is not None:
             text += f":{self.feedback}"
-        return text + (f":{self.of_weights}" if self.of_weights is not None else "")
+        text += f":{self.of_weights}" if self.of_weights is not None else ""
+        return ",".join([*(f"{pattern}@{own}" for pattern, own in self.exceptions), text])
+
+    def of(self, path: str) -> "Exchange":
+        """The exchange of a tensor, by its path."""
+        matching = (own for pattern, own in self.exceptions if fnmatchcase(path, pattern))
+        return next(matching, self)
+
+    def each(self) -> "Iterator[Exchange]":
+        """This exchange, and those of the exceptions."""
+        yield self
+        yield from (own for _, own in self.exceptions)
 
     @property
     def how(self) -> Pattern:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.parallel.gradients.compression.compressors import Compressor
+from toolkit.parallel.gradients.compression.compressor import Compressor
 from toolkit.parallel.gradients.compression.messages import Messages, Rows
 from toolkit.parallel.gradients.compression.packing import pack, unpack
 from toolkit.parallel.gradients.peers import Along, Peers
@@ -77,9 +77,10 @@ def _scatter_gather(rows: Rows, along: Along, messages: Messages) -> Rows:
 
 
 def _all_reduce(rows: Rows, along: Along, messages: Messages) -> Rows:
-    payload = jax.lax.psum(messages.encode(rows.reshape(1, -1)), along.peers.axes)
-    payload = jax.tree.map(lambda x: x / along.peers.size, payload)
-    return messages.decode(payload, rows.size).reshape(rows.shape)
+    def mean(payload: Array) -> Array:
+        return jax.lax.psum(payload, along.peers.axes) / along.peers.size
+
+    return messages.reduced(rows.reshape(1, -1), mean).reshape(rows.shape)
 
 
 def _sum_scatter(rows: Rows, along: Along, messages: Messages) -> Array:

@@ -4,10 +4,11 @@ Tensors that go the same way are one buffer of float32, in the order of the tree
 the last few numbers of a buffer that the replicas do not divide, are summed as they are.
 """
 
+import fnmatch
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -31,8 +32,8 @@ class ExchangeState:
 
     Attributes:
         step: int32 scalar, the exchanges so far, which seeds the next one.
-        residuals: for every buffer and hop the arrays of the feedback, [replicas, cuts, ...]: each
-            replica has its own.
+        residuals: for every buffer with feedback, and every hop, the arrays of the feedback,
+            [replicas, cuts, ...]: each replica has its own.
 
     Example:
         >>> ExchangeState(jnp.int32(0), ()).residuals
@@ -75,13 +76,21 @@ class ExchangePlan:
             )
         if not self.axes:
             raise ValueError("exchange: got a layout whose batch is not cut; wanted a data axis")
-        needs_near = self.exchange.pattern in ("two_hop", "far")
+        paths = [row.path for row in self.layout.placements]
+        for pattern, _ in self.exchange.exceptions:
+            if not fnmatch.filter(paths, pattern):
+                raise ValueError(
+                    f"exchange: got {pattern!r}, which no tensor matches; wanted a pattern of "
+                    f"paths such as {paths[0]!r}"
+                )
         for group in self.groups:
+            group.compressor.payload_bytes(group.size)  # which refuses too large a rank
+            needs_near = group.exchange.pattern in ("two_hop", "far")
             is_level = group.along.near.size == 1 or group.along.far.size == 1
             if needs_near and is_level and len(group.along.peers.axes) == len(self.axes) == 1:
                 size = group.along.peers.size
                 raise ValueError(
-                    f"exchange: got {self.exchange} on {size} devices of one process along one "
+                    f"exchange: got {group.exchange} on {size} devices of one process along one "
                     f"axis; wanted near=, a divisor between 1 and {size}, or a mesh with two data "
                     "axes"
                 )
@@ -111,7 +120,17 @@ class ExchangePlan:
     def groups(self) -> tuple[Group, ...]:
         """The compressed buffers."""
         big = [leaf for leaf in self.leaves if self._is_compressed(leaf)]
-        return self._grouped(big, lambda leaf: jnp.float32)
+        # A matrix by its columns is by itself.
+        return self._grouped(
+            big,
+            lambda leaf: jnp.float32,
+            lambda leaf: (leaf.exchange, leaf.exchange.of_gradients.of_columns and leaf.index),
+        )
+
+    @property
+    def remembering(self) -> tuple[Group, ...]:
+        """The compressed buffers with feedback, in the order of the state."""
+        return tuple(group for group in self.groups if group.exchange.memory is not None)
 
     @cached_property
     def dense(self) -> tuple[Group, ...]:
@@ -120,24 +139,28 @@ class ExchangePlan:
         return self._grouped(small, lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32))
 
     def _is_compressed(self, leaf: Leaf) -> bool:
-        return leaf.size >= max(self.exchange.dense_below, self._devices(leaf.axes))
+        is_vector = leaf.exchange.of_gradients.of_columns is not None and len(leaf.shape) < 2
+        least = max(leaf.exchange.dense_below, self._devices(leaf.axes))
+        return leaf.size >= least and not is_vector
 
-    def _grouped(self, leaves: Sequence[Leaf], dtype_of: Callable) -> tuple[Group, ...]:
+    def _grouped(
+        self, leaves: Sequence[Leaf], dtype_of: Callable, apart: Callable = lambda leaf: None
+    ) -> tuple[Group, ...]:
         found: dict[Any, list[Leaf]] = {}
         for leaf in leaves:
             if self._devices(leaf.axes) > 1:
                 # What is whole along another axis is encoded alike along it, and so by itself.
-                key = leaf.axes, bool(leaf.cuts), dtype_of(leaf), leaf.others
+                key = leaf.axes, bool(leaf.cuts), dtype_of(leaf), leaf.others, apart(leaf)
                 found.setdefault(key, []).append(leaf)
         return tuple(
-            Group(tuple(those), self.along(axes), is_cut, dtype)
-            for (axes, is_cut, dtype, _), those in found.items()
+            Group(tuple(those), self.along(axes, those[0].exchange), is_cut, dtype)
+            for (axes, is_cut, dtype, *_), those in found.items()
         )
 
-    def along(self, axes: tuple[str, ...]) -> Along:
-        """The devices along some axes, with their two levels."""
+    def along(self, axes: tuple[str, ...], exchange: Exchange) -> Along:
+        """The devices along some axes, with the two levels of an exchange."""
         # Where weights are cut along near axes, what is left is far.
-        near = self.exchange.near if axes == self.axes or len(axes) > 1 else 1
+        near = exchange.near if axes == self.axes or len(axes) > 1 else 1
         return Along.over({axis: self.layout.mesh.shape[axis] for axis in axes}, near)
 
     def _devices(self, axes: Sequence[str]) -> int:
@@ -146,7 +169,7 @@ class ExchangePlan:
     def _leaf(self, index: int, row: Placement) -> Leaf:
         if not jnp.issubdtype(row.dtype, jnp.floating):
             raise ValueError(f"{row.path}: got {row.dtype}, wanted a float type to exchange")
-        final = row.states["optimizer"]
+        exchange, final = self.exchange.of(row.path), row.states["optimizer"]
         weights, final = (unshared(spec, final, self.axes) for spec in (row.spec, final))
         own = [axis for axes in axes_of(only(weights, self.axes)) for axis in axes]
         summed = own if self.is_gathered else []
@@ -161,9 +184,9 @@ class ExchangePlan:
                 f"{row.path}: got moments cut along {final}; an exchange wants them cut along all "
                 f"of {', '.join(left)}, or none"
             )
-        if own and self.exchange.memory is not None and not (self.is_gathered and left):
+        if own and exchange.memory is not None and not (self.is_gathered and left):
             raise ValueError(
-                f"feedback: got {self.exchange.feedback!r}, and {row.path} is cut along "
+                f"feedback: got {exchange.feedback!r}, and {row.path} is cut along "
                 f"{', '.join(own)}: a residual would be as large as the whole gradient; wanted "
                 "'none'"
             )
@@ -172,16 +195,17 @@ class ExchangePlan:
             shape[dimension] //= self._devices([a for a in axes if a in self.others or a in summed])
         cut = {axis for axes in axes_of(row.spec) for axis in axes}
         others = tuple(axis for axis in self.others if axis in cut)
-        return Leaf(index, tuple(shape), row.dtype, left, cuts, others)
+        return Leaf(index, tuple(shape), row.dtype, left, cuts, others, exchange)
 
     @property
     def bytes_sent(self) -> float:
         """Bytes that a device sends in `mean`: modelled, and equal to the compiled program's."""
-        how, total = self.exchange.how, 0.0
+        total = 0.0
         for group in self.groups:
+            how = group.exchange.how
             scatters = how.scatter_sends if group.is_cut else None
             sends = scatters or how.sends
-            where = self.exchange.of_gradients, group.along, group.length
+            where = group.compressor, group.along, group.length
             total += sum(sent for _, sent in sends(*where))
             if scatters:
                 continue
@@ -195,16 +219,19 @@ class ExchangePlan:
                 total += times * width * (devices - 1) / devices * leaf.size
         return total
 
-    @property
-    def has_norm(self) -> bool:
-        """Whether residuals are plain numbers, whose norm tells how much is not sent yet."""
-        memory = self.exchange.memory
-        return bool(self.groups) and memory is not None and memory.storage is None
+    def residual_norm(self, residuals: Any) -> Array | None:
+        """The norm of what is not sent yet; None where memories hold something else."""
+        memories = [group.exchange.memory for group in self.remembering]
+        if not memories or any(m.storage is not None or m.is_difference for m in memories if m):
+            return None
+        pairs = zip(memories, residuals, strict=True)
+        pending = [hop[m.parts - 1] for m, hops in pairs if m for hop in hops]
+        return jnp.sqrt(sum(jnp.sum(x**2) for x in pending))
 
     def init(self) -> ExchangeState:
         """The state before the first step, on its devices."""
         mesh, leading = self.layout.mesh, (self.replicas, self._devices(self.others))
-        local = tuple(self._memories(group) for group in self.groups if self.exchange.memory)
+        local = tuple(map(self._memories, self.remembering))
         zeros = jax.tree.map(
             lambda x: jax.jit(
                 lambda: jnp.zeros((*leading, *x.shape), x.dtype),
@@ -217,19 +244,21 @@ class ExchangePlan:
 
     def hops(self, group: Group, along: Along | None = None) -> list[tuple[int, int]]:
         """The shapes of what the hops of a buffer encode, also along other devices."""
-        along, how = along or group.along, self.exchange.how
-        size = sum(leaf.size for leaf in group.leaves)
-        shapes = how.memories(along, size // along.peers.size)
+        along, how = along or group.along, group.exchange.how
+        shapes = how.memories(along, group.size // along.peers.size)
         return shapes[:-1] if group.is_cut and how.scatter is not None else shapes
 
     def _memories(self, group: Group) -> tuple[Any, ...]:
         """The shapes of what a device remembers for a buffer, hop by hop."""
-        feedback = self.exchange.memory
+        feedback, row = group.exchange.memory, group.compressor
         assert feedback is not None
 
         def memory(shape: tuple[int, int]) -> Any:
             rows = jax.ShapeDtypeStruct(shape, jnp.float32)
-            return jax.eval_shape(lambda x: store(feedback, (x,) * feedback.parts), rows)
+            own = jax.eval_shape(lambda x: store(feedback, (x,) * feedback.parts), rows)
+            if row.start is None:
+                return own
+            return *own, jax.eval_shape(partial(row.start, shape[1]), jax.random.key(0))
 
         own = tuple(memory(shape) for shape in self.hops(group))
         mean = jax.ShapeDtypeStruct((group.along.peers.size, group.length), jnp.float32)
@@ -240,10 +269,10 @@ class ExchangePlan:
         key = jax.random.fold_in(jax.random.key(self.exchange.seed), step)
         return jax.random.fold_in(key, ("gradients", "weights").index(what))
 
-    def is_gather_compressed(self, size: int, axes: tuple[str, ...]) -> bool:
-        """Whether a tensor of so many numbers is gathered along these axes by the exchange."""
-        is_near = self.exchange.pattern in ("far", "dense") and axes != self.axes
-        return size >= self.exchange.dense_below and self._devices(axes) > 1 and not is_near
+    def is_gather_compressed(self, exchange: Exchange, size: int, axes: tuple[str, ...]) -> bool:
+        """Whether a tensor of so many numbers is gathered along these axes by its exchange."""
+        is_near = exchange.pattern in ("far", "dense") and axes != self.axes
+        return size >= exchange.dense_below and self._devices(axes) > 1 and not is_near
 
     def mean(
         self, gradients: Any, residuals: Any, step: Int[Array, ""], is_sum: bool = False
@@ -264,17 +293,20 @@ class ExchangePlan:
         values, structure = jax.tree.flatten(gradients)
         if is_sum:
             values = [self._devices(leaf.axes) * values[leaf.index] for leaf in self.leaves]
-        key, kept = self.key(step, "gradients"), []
+        key, kept, left = self.key(step, "gradients"), [], list(residuals)
         for at, group in enumerate(self.groups):
-            own = jax.tree.map(lambda x: x[0, 0], residuals[at] if self.exchange.memory else ())
-            if (memory := self.exchange.memory) is not None and memory.forgets_after is not None:
-                is_new = step % memory.forgets_after == 0
-                own = jax.tree.map(lambda x: jnp.where(is_new, jnp.zeros_like(x), x), own)  # noqa: B023
+            own: tuple = ()
+            if (memory := group.exchange.memory) is not None:
+                own = jax.tree.map(lambda x: x[0, 0], left.pop(0))
+                if memory.forgets_after is not None:
+                    is_new = step % memory.forgets_after == 0
+                    own = jax.tree.map(lambda x: jnp.where(is_new, jnp.zeros_like(x), x), own)  # noqa: B023
             rows, rest = group.rows(values)
             mean, own = self._exchanged(group, rows, jax.random.fold_in(key, at), own)
             rest = jax.lax.pmean(rest, group.along.peers.axes) if group.rest else rest
             group.put(values, mean, rest)
-            kept.append(jax.tree.map(lambda x: x[None, None], own))
+            if memory is not None:
+                kept.append(jax.tree.map(lambda x: x[None, None], own))
         for group in self.dense:
             rows, rest = group.rows(values)
             peers = group.along.peers
@@ -283,15 +315,15 @@ class ExchangePlan:
                 continue
             whole = jnp.concatenate([rows.reshape(-1), rest])
             group.put(values, jax.lax.pmean(whole, peers.axes), rest[:0])
-        return jax.tree.unflatten(structure, values), tuple(kept) if self.exchange.memory else ()
+        return jax.tree.unflatten(structure, values), tuple(kept)
 
     def _exchanged(
         self, group: Group, rows: Array, key: Array, memories: tuple
     ) -> tuple[Array, tuple]:
         """The mean of a buffer: [parts, length] or this device's row [length], and memories."""
-        how, feedback = self.exchange.how, self.exchange.memory
+        how, feedback = group.exchange.how, group.exchange.memory
         device = jax.lax.axis_index((*self.axes, *group.leaves[0].others))
-        messages = Messages(self.exchange.of_gradients, feedback, key, device, memories)
+        messages = Messages(group.compressor, feedback, key, device, memories)
         if group.is_cut and how.scatter is not None:
             return how.scatter(rows, group.along, messages), tuple(messages.kept)
         mean = how.whole(rows, group.along, messages)

@@ -35,7 +35,7 @@ def quantised_gather(
     whole = list(shard.shape)
     for dimension, axes in cuts:
         whole[dimension] *= along.devices(axes)
-    leaf = Leaf(0, tuple(whole), shard.dtype, along.peers.axes, cuts)
+    leaf = Leaf(0, tuple(whole), shard.dtype, along.peers.axes, cuts, (), exchange)
 
     def forward(key: Array, shard: Array) -> Array:
         for dimension, axes in cuts:

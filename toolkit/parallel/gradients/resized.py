@@ -24,11 +24,12 @@ from toolkit.parallel.gradients.plan import ExchangePlan
 
 def resized(plan: ExchangePlan, residuals: Any) -> Any:
     """The residuals of another number of replicas, [replicas, cuts, ...], as this plan has them."""
-    feedback, wanted = plan.exchange.memory, plan.init().residuals
-    assert feedback is not None
+    wanted = plan.init().residuals
     sharding = NamedSharding(plan.layout.mesh, plan.layout.replica_spec)
     found = []
-    for group, stored, like in zip(plan.groups, residuals, wanted, strict=True):
+    for group, stored, like in zip(plan.remembering, residuals, wanted, strict=True):
+        feedback = group.exchange.memory
+        assert feedback is not None
         if group.along.peers.axes != plan.axes:
             raise ValueError(
                 "exchange: got residuals of another number of replicas under a hierarchical "
@@ -38,19 +39,27 @@ def resized(plan: ExchangePlan, residuals: Any) -> Any:
         shapes = plan.hops(group)
         for at, (old, new) in enumerate(zip(stored, like, strict=True)):
             before = _before(group.along, len(old[0]))
-            length = sum(leaf.size for leaf in group.leaves) // before.peers.size
+            length = group.size // before.peers.size
             if at == len(shapes):  # the common mean of differences
                 rows = [(group.along.peers.size, group.length), (before.peers.size, length)]
             else:
                 rows = [shapes[at], plan.hops(group, before)[at]]
             is_plain = feedback.storage is None or at == len(shapes)
+            shared = ()
+            if at < len(shapes) and group.compressor.start is not None:  # the same everywhere
+                (*old, columns), shape = old, new[-1].shape
+                shared = (np.broadcast_to(np.asarray(columns)[:1], shape),)
             vectors = old if is_plain else _each(partial(_loaded, feedback, rows[1][1]), old)
             parts = [_moved(np.asarray(x), group, before, *rows) for x in vectors]
-            parts = parts if is_plain else _each(lambda *x: store(feedback, x), parts)
-            hops.append(tuple(jax.device_put(x, sharding) for x in parts))
+            parts = parts if is_plain else _each(partial(_stored, feedback), parts)
+            hops.append(tuple(jax.device_put(x, sharding) for x in (*parts, *shared)))
             assert all(x.shape == y.shape for x, y in zip(hops[-1], new, strict=True))
         found.append(tuple(hops))
     return tuple(found)
+
+
+def _stored(feedback: Feedback, *rows: Array) -> tuple[Array, ...]:
+    return store(feedback, rows)
 
 
 def _loaded(feedback: Feedback, length: int, *stored: Array) -> tuple[Array, ...]:
@@ -90,7 +99,7 @@ def _moved(
 def _order(group: Group, along: Along) -> np.ndarray:
     """Where the numbers of the rows lie in the tensors one after the other."""
     if not group.is_cut:
-        size = sum(leaf.size for leaf in group.leaves)
+        size = group.size
         return np.arange(size - size % along.peers.size)
     rows, at = [], 0
     for leaf in group.leaves:
@@ -111,7 +120,7 @@ def _vectors(x: np.ndarray, group: Group, along: Along, rows: tuple[int, int]) -
         vectors = x.reshape(far, near, far, length).transpose(0, 2, 1, 3).reshape(far, -1)
     else:
         vectors = x.reshape(1, -1)
-    whole = np.zeros((len(vectors), sum(leaf.size for leaf in group.leaves)), x.dtype)
+    whole = np.zeros((len(vectors), group.size), x.dtype)
     whole[:, _order(group, along)] = vectors
     return whole
 

@@ -61,6 +61,11 @@ class LocalSteps:
                 f"delay: got {self.delay}, wanted 0 to {self.steps_per_fragment - 1}, below "
                 "inner_steps / fragments"
             )
+        if self.exchange is not None and self.exchange.exceptions:
+            raise ValueError(
+                f"exchange: got {self.exchange}; wanted the same for all tensors, which travel by "
+                "fragments"
+            )
         if not 0 <= self.blend < 1:
             raise ValueError(f"blend: got {self.blend}, wanted at least 0 and less than 1")
         if not 0 <= self.momentum < 1:

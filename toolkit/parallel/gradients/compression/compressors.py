@@ -17,7 +17,7 @@ float32, and XLA for TPUs moves a cast across the collective.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,47 +25,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit.parallel.gradients.compression.compressor import Compressor, Payload
+from toolkit.parallel.gradients.compression.low_rank import low_rank
 from toolkit.parallel.gradients.compression.packing import in_blocks, pack, unpack
 
-Payload = tuple[Array, ...]
 Rounding = Literal["stochastic", "nearest"]
-
-
-@dataclass(frozen=True)
-class Compressor:
-    """One way to write a vector of n numbers in fewer bytes.
-
-    Attributes:
-        name: with its parameters, such as "int4=64".
-        encode: (x [n], key) -> payload.
-        decode: (payload, n, key) -> x' [n]; only a compressor with a shared key reads the key.
-        payload_bytes: n -> bytes of a payload, padding included.
-        contraction: n -> the largest share of |x|^2 that is certain to be sent, or None.
-        variance: n -> bound of E|x' - x|^2 / |x|^2 of an unbiased compressor, or None.
-        source: the paper.
-        is_linear: whether payloads may be summed as they are; the key is then the same everywhere.
-        is_sparse: whether some numbers are sent as they are, and the others not at all.
-
-    Example:
-        >>> row = COMPRESSORS["int8"](64)
-        >>> row.payload_bytes(4096)
-        4352
-        >>> row.decode(row.encode(jnp.arange(3.0), jax.random.key(0)), 3, None).shape
-        (3,)
-    """
-
-    name: str
-    encode: Callable[[Array, Any], Payload]
-    decode: Callable[[Payload, int, Any], Array]
-    payload_bytes: Callable[[int], int]
-    contraction: Callable[[int], float] | None
-    variance: Callable[[int], float] | None
-    source: str
-    is_linear: bool = False
-    is_sparse: bool = False
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def float32() -> Compressor:
@@ -316,6 +280,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     "scaled_sign": scaled_sign,
     "top_k": top_k,
     "random_k": random_k,
+    "low_rank": low_rank,
 }
 """Compressors by name; each may be called without arguments, or with its first as in "int4=64"."""
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.parallel.gradients.compression.compressors import Compressor, int8
+from toolkit.parallel.gradients.compression.compressor import Compressor
+from toolkit.parallel.gradients.compression.compressors import int8
 
 MOVING_AVERAGE = 0.5  # of LoCo
 FORGET_AFTER = 512  # steps of LoCo; the number is ours

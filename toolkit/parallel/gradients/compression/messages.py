@@ -1,13 +1,13 @@
 """What one exchange encodes, with its keys and what it remembers, hop by hop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from toolkit.parallel.gradients.compression.compressors import Compressor, Payload
+from toolkit.parallel.gradients.compression.compressor import Compressor, Payload
 from toolkit.parallel.gradients.compression.feedback import Feedback, Memory
 
 Rows = Float[Array, "parts length"]
@@ -57,6 +57,23 @@ class Messages:
         """The rows of payloads, in float32."""
         keys = self._keys(len(payload[0]))
         return jax.vmap(self.compressor.decode, (0, None, 0))(payload, length, keys)
+
+    def reduced(self, rows: Rows, mean: Callable[[Array], Array]) -> Rows:
+        """The mean of one row per device, by sums of payloads of a linear compressor."""
+        row, length = self.compressor, rows.shape[1]
+        if row.start is None or row.reduced is None:
+            return self.decode(jax.tree.map(mean, self.encode(rows)), length)
+        shared, given, feedback = row.start(length, self._shared), rows, self._feedback
+        memory: Memory = ()
+        if feedback is not None:
+            *own, last = self._memories[0]
+            given, memory = feedback.given(rows, load(feedback, tuple(own), length))
+            shared = jnp.where(jnp.any(last != 0), last, shared)  # zeros: nothing was sent yet
+        found, payload = row.reduced(given[0], shared, mean)
+        if feedback is not None:
+            kept = store(feedback, feedback.kept(given, found[None], memory))
+            self.kept.append((*kept, payload[-1]))
+        return found[None]
 
     def _keys(self, rows: int) -> Array:
         if self.compressor.is_linear:  # the same places everywhere
