@@ -4,11 +4,14 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from toolkit.language import TrainingRun, train_language_model
 from toolkit.looped import LoopedConfig
-from toolkit.planning import SavedPlan, Strategy, load_plan, predict, save_plan
+from toolkit.planning import SavedPlan, Strategy, choose_exchanges, load_plan, predict, save_plan
 
 pytestmark = pytest.mark.usefixtures("not_cached")
 
@@ -57,6 +60,41 @@ def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_pa
         pairs = zip(found.history, wanted.history, strict=True)
         assert all(abs(a[name] - b[name]) < ROUNDING * b[name] for a, b in pairs)
     assert wanted.history[-1]["loss"] < wanted.history[0]["loss"] - 0.1  # something was learnt
+
+
+@pytest.mark.slow
+def test_a_chosen_exchange_is_trained_tensor_by_tensor_and_resumed_to_the_bit(tmp_path):
+    config = LoopedConfig.tiny(
+        "full full", loops=1, width=128, heads=2, feed_forward=128, residual_gate=False
+    )
+    step = predict(config, "a10g:8", Strategy(data=2, fsdp=2, tensor=2, microbatches=2), **SIZES)
+    ways = ["int4:scatter_gather", "top_k=0.01:gather:error_feedback"]
+    choice = choose_exchanges(step, ways)
+    save_plan(step, tmp_path / "plan.json", exchanges=choice)
+    assert load_plan(tmp_path / "plan.json").exchange == ways[1]
+    # All of them at once, and one way by which nothing is lost.
+    text = f"blocks/0/mixer/*@{ways[1]},embedding@float32:dense,int4=256:scatter_gather"
+    plan = dataclasses.replace(load_plan(tmp_path / "plan.json"), exchange=text)
+    form = plan.form()
+    exchange = form.exchange
+    assert {len(group.leaves) for group in exchange.groups} == {4, 1, 10}
+    run = TrainingRun(config, steps=30, learning_rate=3e-3, exchange=text, **SIZES)
+    quiet = {"form": form, "is_progress_shown": False}
+    whole = train_language_model(run, tmp_path / "whole", **quiet)
+    for _ in range(3):  # of ten steps each
+        parts = train_language_model(run, tmp_path / "parts", stop=lambda: True, **quiet)
+    assert parts.step == whole.step == 30
+    assert [row["loss"] for row in parts.history] == [row["loss"] for row in whole.history]
+    jax.tree.map(np.testing.assert_array_equal, *map(nnx.state, (parts.model, whole.model)))
+    params = form.layout.apply(jax.jit(form.pack)(nnx.state(whole.model, nnx.Param)))
+    tokens = form.layout.apply_batch((jnp.ones((8, 16), jnp.int32),) * 2)
+    exact = jax.jit(jax.grad(form.loss))(params, tokens)
+    found = jax.jit(exchange.program)(params, tokens, exchange.init())[1]
+    np.testing.assert_allclose(found["embedding"], exact["embedding"], atol=ROUNDING)
+    queries = [tree["blocks"][0][0]["mixer"]["query"]["kernel"] for tree in (found, exact)]
+    assert jnp.abs(queries[0] - queries[1]).max() > ROUNDING
+    with pytest.raises(ValueError, match="exchange: got None with a plan, which says how"):
+        train_language_model(dataclasses.replace(run, exchange=None), tmp_path / "run", **quiet)
 
 
 def test_what_cannot_run_here_is_refused_in_one_line(tmp_path):

@@ -133,8 +133,8 @@ def plan(
         exchange: also choose which gradients of the fastest plan to compress, on its modelled
             timeline: compressors, or exchanges as `toolkit train --exchange` takes them, from which
             each tensor takes one or none (Espresso), and which layers to send together (MergeComp).
-        save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
-            --plan`.
+        save: write the fastest plan, with its exchange, to this file, for `toolkit train --plan`
+            and `toolkit explain --plan`.
     """
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
@@ -216,16 +216,18 @@ def plan(
         order_seconds=order_seconds, host=host_memory * 2**30 if host_link is not None else None,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
+    exchanges = None
+    if exchange:
+        from toolkit.planning.gradients.exchanges import choose_exchanges
+
+        exchanges = choose_exchanges(found.best, exchange)
+        print(exchanges)
     if save is not None:
-        planning.save_plan(found.best, save)
+        planning.save_plan(found.best, save, exchanges=exchanges)
         print(f"The plan is written. Run it with:  toolkit train RUN --plan {save}")
     elif sys.argv[1:2] == ["plan"]:
         again = shlex.join(["toolkit", *sys.argv[1:], "--save", "plan.json"])
         print(f"Train it with:  {again} && toolkit train RUN --plan plan.json")
-    if exchange:
-        from toolkit.planning.gradients.exchanges import choose_exchanges
-
-        print(choose_exchanges(found.best, exchange))
     if links is not None:
         print(placed_in_words(found, links))
     if lengths:

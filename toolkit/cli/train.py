@@ -195,6 +195,8 @@ def _planned(path: Path, values: dict[str, Any], given: dict[str, Any]) -> Any:
         if values.get(name, wanted) != wanted:
             raise ValueError(f"{name}: got {values[name]}, and the plan is for {wanted}")
         values[name] = wanted
+    if saved.exchange is not None:
+        values["exchange"] = saved.exchange
     return saved
 
 

@@ -43,7 +43,8 @@ def planned_parameters(run: TrainingRun, form: ProgramForm) -> tuple[Any, Any, N
     """The first parameters as the program of a plan has them, and its layout."""
     wanted: dict[str, Any] = {
         "layout": "single", "loss_chunks": 1, "block_chunks": 1, "accumulate": 1,
-        "device_batch": None, "bias_rate": 0.0, "router_z": 0.0, "exchange": None,
+        "device_batch": None, "bias_rate": 0.0, "router_z": 0.0,
+        "exchange": None if form.exchange is None else str(form.exchange.exchange),
     }  # fmt: skip
     if "moe" in run.config.feed_forward_words:
         wanted["balance"] = 0.0

@@ -136,7 +136,7 @@ def train_language_model(
     else:
         graph, params, bias, layout = planned_parameters(run, form)
     optimizer = run.make_optimizer(form)
-    exchange = run.exchange_plan(layout)
+    exchange = run.exchange_plan(layout) if form is None else form.exchange
     state = TrainState.create(params, optimizer, bias, exchange)
     if layout is not None:  # moments may have another sharding
         state = layout.apply(state) if form is None else form.placed(state)

@@ -109,7 +109,7 @@ def make_update(
 
     def update(state: TrainState, data: Any, rate: Array | None) -> tuple[TrainState, Metrics]:
         batch = sample(data, state.step)
-        if weigh is None:
+        if weigh is None and (exchange is None or exchange.program is None):
             parts = passes * (1 if exchange is None else exchange.replicas)
             given = state.params, state.model_state
             check_is_mean(loss_of, given, batch, parts, remedy=", or weigh=", allows_mixed=True)

@@ -13,10 +13,13 @@ from toolkit._files import read_sealed_json, sealed_json, write_whole
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
+from toolkit.parallel.gradients import Exchange
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.forms import packed, unpacked
 from toolkit.planning.grade.program import Program, train_program
 from toolkit.planning.grade.sent import sent_by_device
+from toolkit.planning.gradients.exchanges import ExchangeChoice
+from toolkit.planning.gradients.program import exchange_text, exchanging
 from toolkit.planning.memory.placing import optimizer_specs
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.strategy import Strategy
@@ -35,6 +38,8 @@ class SavedPlan:
         batch: sequences per step.
         sequence_length: tokens per sequence.
         chips: for which it was made; any devices of the same number run it.
+        exchange: how replicas agree on each gradient, as `toolkit.parallel.gradients.Exchange`
+            reads it; None: they sum.
 
     Example:
         >>> from toolkit.looped import LoopedConfig
@@ -49,6 +54,7 @@ class SavedPlan:
     batch: int
     sequence_length: int
     chips: str
+    exchange: str | None = None
 
     @property
     def prediction(self) -> Prediction:
@@ -75,6 +81,9 @@ class SavedPlan:
     def form(self, devices: Sequence[Any] | None = None) -> ProgramForm:
         """The program as `toolkit.language.train_language_model` takes it."""
         program, config, strategy = self.program(devices), self.config, self.strategy
+        exchange = None
+        if self.exchange is not None:
+            exchange = exchanging(config, strategy, program, Exchange.parse(self.exchange))
         model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
         like = nnx.state(model, nnx.Param)
         specs = jax.tree.map(lambda leaf: leaf.sharding.spec, program.arguments[0])
@@ -86,6 +95,7 @@ class SavedPlan:
             is_model=lambda tree: isinstance(tree, nnx.State),
             is_program=lambda tree: isinstance(tree, dict) and "blocks" in tree,
             specs_of=lambda state: optimizer_specs(strategy, state, program.params, specs),
+            exchange=exchange,
         )
 
     def explained(self, devices: Sequence[Any] | None = None) -> str:
@@ -113,12 +123,15 @@ class SavedPlan:
 
 
 @checked
-def save_plan(found: Prediction, path: Path | str) -> None:
+def save_plan(
+    found: Prediction, path: Path | str, *, exchanges: ExchangeChoice | None = None
+) -> None:
     """Write a plan to a file.
 
     Args:
         found: a prediction, such as `plan(...).best`.
         path: the file, JSON.
+        exchanges: how its gradients are exchanged, tensor by tensor; None: they are summed.
 
     Example:
         >>> save_plan(predict("llama-3.2-1b", "h100:8", Strategy(fsdp=8), batch=8), "plan.json")
@@ -137,6 +150,9 @@ def save_plan(found: Prediction, path: Path | str) -> None:
         },
         "model": dataclasses.asdict(found.config),
     }
+    if exchanges is not None:
+        facts["exchange"] = exchange_text(exchanges)
+        facts["modelled"]["step_seconds"] = exchanges.step_seconds
     write_whole(path, sealed_json(facts, indent=1))
 
 
@@ -161,6 +177,9 @@ def load_plan(path: Path | str) -> SavedPlan:
             raise ValueError(f"it is of version {facts['toolkit plan']}, wanted {VERSION}")
         config, strategy = LoopedConfig(**facts["model"]), Strategy(**facts["strategy"])
         sizes = facts["batch"], facts["sequence_length"], cluster(facts["chips"]).name
-        return SavedPlan(config, strategy, *sizes)
+        exchange = facts.get("exchange")
+        if exchange is not None:
+            Exchange.parse(exchange)
+        return SavedPlan(config, strategy, *sizes, exchange)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"plan: {str(path)!r} is no plan of this version ({error})") from error

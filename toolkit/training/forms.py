@@ -1,12 +1,13 @@
 """Training by a program that holds a model's parameters in a form of its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from toolkit.parallel import Layout
+from toolkit.parallel.gradients import ExchangePlan
 from toolkit.parallel.updates import TrainState
 
 
@@ -25,6 +26,7 @@ class ProgramForm:
         is_model: whether a tree is the model's parameters, or of their structure.
         is_program: whether it is the program's.
         specs_of: state of the optimiser -> its specs.
+        exchange: how the program's replicas agree on a gradient; None: they sum.
 
     Example:
         >>> names = ("loss", "layout", "pack", "unpack", "is_model", "is_program", "specs_of")
@@ -40,6 +42,7 @@ class ProgramForm:
     is_model: Callable[[Any], bool]
     is_program: Callable[[Any], bool]
     specs_of: Callable[[Any], Any]
+    exchange: ExchangePlan | None = None
 
     def mask(self, of_model: Callable[[Any], Any], params: Any) -> Any:
         """The program's tree of booleans for one of the model: a stack is as its layers are."""
@@ -61,7 +64,7 @@ class ProgramForm:
             state.optimizer_state,
             specs,
         )
-        return TrainState(state.step, self.layout.apply(state.params), cut, state.model_state)
+        return replace(state, params=self.layout.apply(state.params), optimizer_state=cut)
 
     def saved(self, state: TrainState) -> TrainState:
         """The state as a checkpoint holds it: that of the model."""

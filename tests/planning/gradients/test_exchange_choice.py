@@ -1,10 +1,13 @@
 """What to compress: the optimum is that of brute force; greedy searches are held against it."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from flax import nnx
 
+from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.measure import published_peak
 from toolkit.parallel.gradients import COMPRESSORS, Exchange
 from toolkit.parallel.gradients.peers import Along
@@ -18,7 +21,9 @@ from toolkit.planning import (
     best_exchanges,
     choose_exchanges,
     greedy_exchanges,
+    load_plan,
     predict,
+    save_plan,
 )
 from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Message, one_by_one
@@ -137,13 +142,45 @@ def test_a_plan_compresses_what_the_link_cannot_hide():
     assert [near.tensors.names[at] for at, name in enumerate(near.best.options())
             if name != "dense"] == ["embedding: 128256 x 2048"]  # fmt: skip
     far = chosen("h100:64", "int4:far", data=64)
-    assert far.best.options().count("int4=256:far") > 30
+    assert far.best.options().count("int4=256:far=8") > 30
     assert far.best.exposed < far.dense.exposed / 2
     assert far.step_seconds == far.step.step_seconds + far.best.exposed - far.dense.exposed
     assert far.best.seconds <= far.greedy.seconds <= far.dense.seconds
     assert "Espresso's greedy search ends" in str(far)
     scattered = chosen("h100:8", "int4", fsdp=8)
     assert {option.name for option in scattered.options} == {"dense", "int4=256:scatter_gather"}
+
+
+def test_a_saved_choice_names_every_tensor(tmp_path):
+    config = LoopedConfig.tiny("full gdn mla", width=256, feed_forward=256, tied_embedding=False)
+    sizes = {"batch": 8, "sequence_length": 512}
+    step = predict(config, "a10g:8", Strategy(data=4, fsdp=2), **sizes)
+    found = choose_exchanges(step, ["int4:scatter_gather", "low_rank=2", "top_k=0.01:gather"])
+    options = found.options
+    turns = itertools.cycle(options[1:])
+    mixed = one_by_one(found.tensors.ready, [next(turns) for _ in found.tensors.ready])
+    save_plan(step, tmp_path / "plan.json", exchanges=replace(found, best=mixed))
+    exchange = Exchange.parse(load_plan(tmp_path / "plan.json").exchange)
+    model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    shapes = {}
+    for (top, *path), leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        layer = f"layer {path[0]}" if top == "blocks" else top.replace("unembedding", "head")
+        shapes.setdefault((layer, leaf.shape), []).append("/".join(map(str, (top, *path))))
+    wanted = {}
+    for name, chosen in zip(found.tensors.names, mixed.options(), strict=True):
+        label, _, shape = name.partition(": ")
+        wanted.setdefault((label, tuple(map(int, shape.split(" x ")))), []).append(chosen)
+    for key, chosen in wanted.items():
+        paths = [path.removesuffix("/embedding") for path in shapes[key]]
+        named = [str(exchange.of(path)).split(",")[-1] for path in paths]
+        assert sorted(named) == sorted(chosen)
+    # A matrix is costed by its own columns, and merged ones one after the other.
+    costs = {option.name: option.cost for option in options}
+    apart = [costs["low_rank=2:all_reduce"](at, at + 1).send for at in (0, 1)]
+    assert costs["low_rank=2:all_reduce"](0, 2).send == pytest.approx(sum(apart))
+    step = predict(config, "a10g:8", Strategy(fsdp=8), **sizes)
+    with pytest.raises(ValueError, match=r"wanted replicas \(data\) to exchange gradients"):
+        save_plan(step, tmp_path / "other.json", exchanges=choose_exchanges(step, ["int4"]))
 
 
 def test_what_cannot_be_chosen_is_refused():
@@ -154,6 +191,9 @@ def test_what_cannot_be_chosen_is_refused():
         step = predict("llama-3.2-1b", "h100:8", Strategy(**degrees), batch=64)
         with pytest.raises(ValueError, match=message):
             choose_exchanges(step, ["int8"])
+    step = predict("llama-3.2-1b", "h100:8", Strategy(data=8), batch=64, memory=1e12)
+    with pytest.raises(ValueError, match="wanted ways to choose from, without tensors"):
+        choose_exchanges(step, ["head@int4:gather"])
     with pytest.raises(ValueError, match="in rising order"):
         best_exchanges([2.0, 1.0], options_for([1, 1]))
     with pytest.raises(ValueError, match="options: got none"):

@@ -53,6 +53,8 @@ class ExchangePlan:
         layout: the parameters and their devices.
         is_gathered: whether weights are gathered by the step itself, whose transpose has then
             summed the gradient along the weights' axes.
+        program: (params, batch, state) -> (loss, mean gradients, state), of a program that runs
+            `mean` by itself; None: replicas' gradients are taken by `jax.vmap`.
 
     Example:
         >>> from toolkit.parallel import data_parallel, make_mesh
@@ -65,6 +67,7 @@ class ExchangePlan:
     exchange: Exchange
     layout: Layout
     is_gathered: bool = False
+    program: Callable | None = None
 
     def __post_init__(self) -> None:
         check_auto_axes(self.layout.mesh)

@@ -27,6 +27,8 @@ def exchanged_gradient(gradient: Callable, plan: ExchangePlan, weigh: Weigh | No
     `gradient` is that of `gradient_in_passes`: one replica accumulates all of its passes, and sends
     once. The weights w_i of the replicas' parts of a batch have the mean 1.
     """
+    if (program := plan.program) is not None:
+        return lambda params, batch, scale, state: program(params, batch, state)
     mesh, axes = plan.layout.mesh, plan.axes
     replicas = plan.replicas
     rows = NamedSharding(mesh, PartitionSpec(axes))

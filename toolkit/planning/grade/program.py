@@ -35,6 +35,8 @@ from toolkit.planning.model_checks import check_model
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.compiled_work import UPDATE
 
+ALL = (*BATCH_AXES, "tensor")
+
 
 class Program(NamedTuple):
     """A train step on a mesh; nothing is allocated.
@@ -159,34 +161,41 @@ def _mesh(axes, devices):
         return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def _loss(config, strategy, mesh, graphs, specs):
-    """A loss that computes its gradient in the same `shard_map`."""
+def own_gradients(config, strategy, graphs, specs, through_stages=None):
+    """(params, tokens, tables) -> a chip's part of the loss and of its gradients."""
     local = functools.partial(local_loss, config, strategy, graphs, specs)
-    through_stages, tables, table_specs = None, {}, {}
-    if strategy.pipeline > 1:
-        through_stages, tables, table_specs = pipelined(config, strategy, graphs, specs)
 
     def value_and_gradients(params, tokens, tables):
         def total(params, tokens):
             return local(params, *tokens)
 
         if through_stages is not None:
-            value, gradients = through_stages(params, tokens, tables)
-        elif strategy.microbatches == 1:
-            value, gradients = jax.value_and_grad(total)(params, tokens)
-        else:
-            parts = jax.tree.map(
-                lambda x: x.reshape(strategy.microbatches, -1, *x.shape[1:]), tokens
-            )
+            return through_stages(params, tokens, tables)
+        if strategy.microbatches == 1:
+            return jax.value_and_grad(total)(params, tokens)
+        parts = jax.tree.map(lambda x: x.reshape(strategy.microbatches, -1, *x.shape[1:]), tokens)
 
-            def add(carry, part):
-                found = jax.value_and_grad(total)(params, part)
-                return jax.tree.map(jnp.add, carry, found), None
+        def add(carry, part):
+            found = jax.value_and_grad(total)(params, part)
+            return jax.tree.map(jnp.add, carry, found), None
 
-            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-            (value, gradients), _ = lax.scan(add, zeros, parts)
-        gradients = jax.tree.map(lambda g, spec: _summed(g, spec, mesh), gradients, specs)
-        return _over(BATCH_AXES, mesh, value), gradients
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        return lax.scan(add, zeros, parts)[0]
+
+    return value_and_gradients
+
+
+def _loss(config, strategy, mesh, graphs, specs):
+    """A loss that computes its gradient in the same `shard_map`."""
+    through_stages, tables, table_specs = None, {}, {}
+    if strategy.pipeline > 1:
+        through_stages, tables, table_specs = pipelined(config, strategy, graphs, specs)
+    own = own_gradients(config, strategy, graphs, specs, through_stages)
+
+    def value_and_gradients(params, tokens, tables):
+        value, gradients = own(params, tokens, tables)
+        gradients = jax.tree.map(lambda g, spec: summed(g, spec, mesh, ALL), gradients, specs)
+        return over(BATCH_AXES, mesh, value), gradients
 
     both = jax.shard_map(
         value_and_gradients,
@@ -210,12 +219,13 @@ def _loss(config, strategy, mesh, graphs, specs):
     return loss
 
 
-def _summed(gradient, spec, mesh):
+def summed(gradient, spec, mesh, axes):
+    """The sum of a gradient over those of the axes that do not cut it."""
     used = {axis for axes in axes_of(spec) for axis in axes}
-    return _over([axis for axis in (*BATCH_AXES, "tensor") if axis not in used], mesh, gradient)
+    return over([axis for axis in axes if axis not in used], mesh, gradient)
 
 
-def _over(axes, mesh, value):
+def over(axes, mesh, value):
     """Sum over the axes with several chips; a sum over one chip would be a copy."""
     axes = tuple(axis for axis in axes if mesh.shape[axis] > 1)
     return lax.psum(value, axes) if axes else value

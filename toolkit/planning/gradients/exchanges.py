@@ -9,56 +9,25 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit._checks import checked
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.measure.words import counted
 from toolkit.parallel.gradients import Exchange
-from toolkit.parallel.gradients.exchange import DENSE_BELOW
+from toolkit.parallel.gradients.compression.compressors import compressor_of
 from toolkit.parallel.gradients.peers import Along
 from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Cost, Message, Option, Schedule, one_by_one
 from toolkit.planning.gradients.search import best_exchanges, greedy_exchanges
-from toolkit.planning.memory.categories import layer_kinds
-from toolkit.planning.memory.sizes import (
-    layer_parts,
-    layer_tensors,
-    mixture_tensors,
-    rest_tensors,
-    share_of,
-    table_tensors,
-)
+from toolkit.planning.gradients.tensors import Tensors, degrees_of, seconds_of, shape_of, tensors_of
 from toolkit.planning.predict import Prediction
-from toolkit.planning.time.seconds import Seconds
-from toolkit.planning.time.step import transfer_seconds
-from toolkit.planning.time.traffic import Transfer, of_parameters
+from toolkit.planning.time.traffic import Transfer
 
 DENSE = "dense"
 TWO_LEVELS = ("far", "two_hop")
 Costs = Callable[[int, int], Cost]
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """Gradients in the order of back-propagation.
-
-    Tensors that are small travel as they are, and are left out.
-
-    Attributes:
-        names: layer and shape.
-        numbers: that a chip exchanges of each.
-        ready: seconds from the start of the last backward pass.
-        others: seconds that the link needs for other traffic of each.
-        layers: where the tensors of a layer end.
-    """
-
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]
-    ready: tuple[float, ...]
-    others: tuple[float, ...]
-    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -134,7 +103,7 @@ class ExchangeChoice:
             times = f"{len(those)} of {whole[shape]}" if whole[shape] > 1 else ""
             rows.append((shape, times, chosen, in_words(sent, "seconds"), why))
         gap = self.greedy.seconds / self.best.seconds - 1
-        replicas, merged = _degrees(self.step)[0], len(self.grouped.messages)
+        replicas, merged = degrees_of(self.step)[0], len(self.grouped.messages)
         return (
             f"gradients of {counted(replicas, 'replica')} ({self.step.strategy}), modelled\n"
             f"{text_table(rows, '<<<><')}\n"
@@ -174,7 +143,7 @@ def choose_exchanges(step: Prediction, exchanges: Sequence[str]) -> ExchangeChoi
         112
     """
     strategy = step.strategy
-    replicas, inner, is_cut = _degrees(step)
+    replicas, inner, is_cut = degrees_of(step)
     if replicas == 1:
         raise ValueError(f"exchange: got {strategy}, whose gradients are not exchanged")
     if strategy.pipeline > 1 or strategy.expert > 1:
@@ -182,31 +151,30 @@ def choose_exchanges(step: Prediction, exchanges: Sequence[str]) -> ExchangeChoi
             f"exchange: got {strategy}; wanted a plan without pipeline stages and folded experts"
         )
     near = math.gcd(replicas, max(1, step.cluster.chip.links[0].chips // inner))
-    tensors = _tensors(step)
+    tensors = tensors_of(step)
     options = [Option(DENSE, _dense(step, tensors))]
     for text in exchanges:
         for exchange in _patterns(text, near, replicas, is_cut):
-            options.append(Option(str(exchange), _compressed(step, tensors, exchange, near)))
+            options.append(Option(str(exchange), _compressed(step, tensors, exchange)))
     best = best_exchanges(tensors.ready, options)
     return ExchangeChoice(step, tensors, tuple(options), best, _merged(tensors, options))
 
 
-def _degrees(step: Prediction) -> tuple[int, int, bool]:
-    """Replicas, the distance between neighbours, and whether each shall have a part only."""
-    strategy = step.strategy
-    if strategy.data > 1:
-        return strategy.data, strategy.tensor * strategy.fsdp, strategy.shard_optimizer
-    return strategy.fsdp, strategy.tensor, True
-
-
 def _patterns(text: str, near: int, replicas: int, is_cut: bool) -> list[Exchange]:
-    parsed = Exchange.parse(text)
+    """The exchanges that a text stands for, with the devices of a node where they have levels."""
     if ":" in text:
-        return [parsed]
-    names = ["scatter_gather"] if is_cut else ["scatter_gather", "gather"]
+        found = [Exchange.parse(text)]
+    elif (row := compressor_of(text)).is_linear:
+        found = [Exchange(row, "all_reduce")]
+    else:
+        names = ["scatter_gather"] if is_cut else ["scatter_gather", "gather"]
+        levels = TWO_LEVELS if 1 < near < replicas else ()
+        found = [Exchange(row, name) for name in (*names, *levels)]
+    if named := [exchange for exchange in found if exchange.exceptions]:
+        raise ValueError(f"exchange: got {named[0]}; wanted ways to choose from, without tensors")
     return [
-        Exchange(parsed.compressor, name)
-        for name in (*names, *(TWO_LEVELS if 1 < near < replicas else ()))
+        replace(each, near=near) if each.pattern in TWO_LEVELS and each.near is None else each
+        for each in found
     ]
 
 
@@ -223,71 +191,10 @@ def _merged(tensors: Tensors, options: Sequence[Option]) -> Schedule:
     return Schedule(tensors.ready, tuple(messages))
 
 
-def _tensors(step: Prediction) -> Tensors:
-    """The gradients of a step. Those of a looped layer are complete after its first loop, which is
-    the last of the backward pass; those of micro-batches after the last of them."""
-    config, strategy = step.config, step.strategy
-    _, _, is_cut = _degrees(step)
-    names, numbers, ready, others, ends = [], [], [], [], []
-    runs = strategy.microbatches * config.loops
-    table = _backward(step.seconds_of_tables) / strategy.microbatches
-    layers = layer_kinds(config, strategy)
-    each = {kind: _backward(step.seconds_by_kind[kind]) / runs for kind in set(layers)}
-    now = 0.75 * table + (config.loops - 1) * sum(each[kind] for kind in layers)
-
-    def add(label: str, shapes: tuple, seconds: float, waits: float) -> None:
-        nonlocal now
-        found = []
-        for shape, cut in shapes:
-            share = share_of(((shape, cut),), strategy)
-            kept = share.used if is_cut and strategy.data == 1 else share.kept
-            found.append((" x ".join(map(str, shape)), kept))
-        total = sum(kept for _, kept in found)
-        found = [each for each in found if each[1] >= DENSE_BELOW]
-        for shape, kept in reversed(found):
-            now += seconds * kept / total
-            names.append(f"{label}: {shape}")
-            numbers.append(kept)
-            ready.append(now)
-            others.append(waits * kept / total)
-        if found:
-            ends.append(len(names))
-
-    tables = table_tensors(config, strategy.tensor)
-    add("head", (*tables[1:], *rest_tensors(config)), 0.0, 0.0)
-    for at, (word, fed, recompute) in reversed([*enumerate(layers)]):
-        kind = word, fed, recompute
-        shapes = layer_tensors(config, word, fed)
-        parts = layer_parts(config, word, fed, strategy)
-        if fed == "moe":
-            shapes = sum(mixture_tensors(config, False), shapes)
-        waits = sum(
-            _seconds(step, transfer)
-            for part in parts
-            for transfer in of_parameters(part.strategy, part.share, part.itemsize, 1)
-            if transfer.part == "fsdp" and transfer.phase == "backward"
-            if transfer.kind == "all-gather" or strategy.data > 1
-        )
-        add(f"layer {at}", shapes, each[kind], waits)
-    add("embedding", tables[:1], 0.25 * table, 0.0)
-    return Tensors(*map(tuple, (names, numbers, ready, others, ends)))
-
-
-def _backward(seconds: Seconds) -> float:
-    """What computes, or waits for other chips, in the backward pass."""
-    waits = seconds.tensor_backward + seconds.expert_backward
-    return seconds.backward + seconds.recomputed + waits
-
-
-def _seconds(step: Prediction, each: Transfer) -> float:
-    link = step.cluster.link(each.inner, each.degree, each.kind)
-    return transfer_seconds(link, each.bytes_sent, each.degree, step.constants)
-
-
 def _dense(step: Prediction, tensors: Tensors) -> Costs:
     """What the step does by itself: an all-reduce in float32, or ZeRO-3's reduce-scatter in the
     type that it computes with."""
-    replicas, inner, _ = _degrees(step)
+    replicas, inner, _ = degrees_of(step)
     is_reduced = step.strategy.data > 1
     kind = "all-reduce" if is_reduced else "reduce-scatter"
     width = 8 if is_reduced else step.config.compute_dtype.itemsize
@@ -298,23 +205,24 @@ def _dense(step: Prediction, tensors: Tensors) -> Costs:
     def cost(first: int, last: int) -> Cost:
         sent = each * (numbers[last] - numbers[first])
         transfer = Transfer("data", kind, "backward", sent, 1, replicas, inner)
-        return Cost(0.0, _seconds(step, transfer) + others[last] - others[first])
+        return Cost(0.0, seconds_of(step, transfer) + others[last] - others[first])
 
     return cost
 
 
-def _compressed(step: Prediction, tensors: Tensors, exchange: Exchange, near: int) -> Costs:
-    replicas, inner, is_cut = _degrees(step)
+def _compressed(step: Prediction, tensors: Tensors, exchange: Exchange) -> Costs:
+    replicas, inner, is_cut = degrees_of(step)
+    near = exchange.near or 1
     along = Along.over({"data": replicas}, near)
     numbers, others = _sums(tensors.numbers), _sums(tensors.others)
     rate = step.cluster.chip.bytes_per_second * step.constants.memory
+    of_columns = exchange.of_gradients.of_columns
 
-    @functools.cache
-    def cost(first: int, last: int) -> Cost:
-        found = message_cost(
+    def message(exchange: Exchange, count: float) -> Cost:
+        return message_cost(
             exchange,
             along,
-            numbers[last] - numbers[first],
+            count,
             lambda peers: step.cluster.link(
                 inner * (near if peers is along.far else 1), peers.size
             ),
@@ -322,6 +230,18 @@ def _compressed(step: Prediction, tensors: Tensors, exchange: Exchange, near: in
             step.constants,
             is_scattered=is_cut,
         )
+
+    @functools.cache
+    def cost(first: int, last: int) -> Cost:
+        if of_columns is None:
+            found = message(exchange, numbers[last] - numbers[first])
+        else:  # matrix by matrix
+            rows = [
+                replace(exchange, compressor=of_columns(math.prod(shape_of(name)[1:])))
+                for name in tensors.names[first:last]
+            ]
+            each = map(message, rows, tensors.numbers[first:last])
+            found = Cost(*map(sum, zip(*each, strict=True)))
         return found._replace(send=found.send + others[last] - others[first])
 
     return cost
