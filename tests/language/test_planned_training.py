@@ -65,7 +65,7 @@ def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_pa
 @pytest.mark.slow
 def test_a_chosen_exchange_is_trained_tensor_by_tensor_and_resumed_to_the_bit(tmp_path):
     config = LoopedConfig.tiny(
-        "full full", loops=1, width=128, heads=2, feed_forward=128, residual_gate=False
+        "full full", loops=1, width=256, heads=2, feed_forward=64, residual_gate=False
     )
     step = predict(config, "a10g:8", Strategy(data=2, fsdp=2, tensor=2, microbatches=2), **SIZES)
     ways = ["int4:scatter_gather", "top_k=0.01:gather:error_feedback"]
@@ -77,7 +77,7 @@ def test_a_chosen_exchange_is_trained_tensor_by_tensor_and_resumed_to_the_bit(tm
     plan = dataclasses.replace(load_plan(tmp_path / "plan.json"), exchange=text)
     form = plan.form()
     exchange = form.exchange
-    assert {len(group.leaves) for group in exchange.groups} == {4, 1, 10}
+    assert [len(group.leaves) for group in exchange.groups] == [4, 4, 1]
     run = TrainingRun(config, steps=30, learning_rate=3e-3, exchange=text, **SIZES)
     quiet = {"form": form, "is_progress_shown": False}
     whole = train_language_model(run, tmp_path / "whole", **quiet)

@@ -1,5 +1,6 @@
 """Local steps, zeroth order and codes: what is sent, and that nothing else changes."""
 
+import functools
 import itertools
 
 import jax
@@ -17,6 +18,7 @@ from toolkit.parallel.gradients import (
     cyclic_code,
     decoding_weights,
     local_steps,
+    multiplexed_rounds,
     recovery_rounds,
     repetition_code,
     zeroth_order_step,
@@ -252,3 +254,46 @@ def test_gradients_are_recovered_within_a_burst_by_the_smaller_load(burst, windo
     assert coded_load(workers, burst=burst, window=window, tolerated=most) < (most + 1) / workers
     with pytest.raises(ValueError, match="burst: got 0"):
         recovery_rounds(late, stragglers, 0)
+
+
+@pytest.mark.parametrize(("burst", "window", "most"), [(2, 3, 4), (1, 2, 3), (3, 4, 3), (2, 4, 1)])
+def test_multiplexed_gradients_are_whole_to_the_bit_in_time(burst, window, most):
+    rng, workers, rounds = np.random.default_rng(1), 8, 14
+    parts, last = window - 1, window - 2 + burst
+    is_exact = workers % (most + 1) == 0  # by repetition nothing is rounded
+    make = repetition_code if is_exact else functools.partial(cyclic_code, condition=1e9)
+    code = make(workers, most)
+    own = rng.integers(-99, 99, (rounds, workers, parts))
+    grouped = rng.integers(-99, 99, (rounds, burst, workers))
+    for _ in range(6):
+        late = bursty(rng, rounds, workers, burst, window, most)
+        found, work = multiplexed_rounds(late, burst=burst, window=window, tolerated=most)
+        for gradient in range(rounds - last):
+            assert found[gradient] == gradient + last
+            total, answered = 0, [[] for _ in range(burst)]
+            delivered = set()
+            for slot, worker in itertools.product(range(last + 1), range(workers)):
+                piece = work[gradient + slot, worker, slot]
+                if not late[gradient + slot, worker]:
+                    delivered.add((worker, piece))
+            for worker, piece in delivered:
+                if piece < parts:
+                    total += own[gradient, worker, piece]
+                else:
+                    answered[piece - parts].append(worker)
+            assert min(map(len, answered)) >= workers - most
+            for group, those in enumerate(answered):
+                weights = decoding_weights(code, those)
+                total += weights @ (code @ grouped[gradient, group])
+            exact = own[gradient].sum() + grouped[gradient].sum()
+            assert total == exact if is_exact else abs(total - exact) < 1e-4
+    # One late worker too many in a window, and a gradient is not whole in time.
+    late[:] = False
+    late[window : window + 1, : most + 1] = True
+    assert (
+        multiplexed_rounds(late, burst=burst, window=window, tolerated=most)[0] < 0
+    ).sum() > last
+    load = coded_load(workers, burst=burst, window=window, tolerated=most, is_multiplexed=True)
+    assert load <= coded_load(workers, burst=burst, window=window, tolerated=most)
+    with pytest.raises(ValueError, match="burst: got 5, wanted 1 to 4, the rounds of the window"):
+        multiplexed_rounds(late, burst=5, window=4, tolerated=1)

@@ -191,6 +191,10 @@ def test_what_cannot_be_chosen_is_refused():
         step = predict("llama-3.2-1b", "h100:8", Strategy(**degrees), batch=64)
         with pytest.raises(ValueError, match=message):
             choose_exchanges(step, ["int8"])
+    small = LoopedConfig.tiny("full", width=32)
+    step = predict(small, "h100:8", Strategy(data=8), batch=8, sequence_length=8)
+    with pytest.raises(ValueError, match="no tensor has 16,384 numbers per chip under data 8"):
+        choose_exchanges(step, ["int8"])
     step = predict("llama-3.2-1b", "h100:8", Strategy(data=8), batch=64, memory=1e12)
     with pytest.raises(ValueError, match="wanted ways to choose from, without tensors"):
         choose_exchanges(step, ["head@int4:gather"])

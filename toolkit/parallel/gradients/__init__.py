@@ -17,13 +17,14 @@ An exchange is a compressor, a pattern and a feedback, each a row of a table; ad
 * `local_steps`, `LocalSteps`, `LocalState`: islands that agree every H steps (DiLoCo, streaming)
 * `zeroth_order_step`: training without gradients, one number per replica and step
 * `repetition_code`, `cyclic_code`, `decoding_weights`, `coded_load`: gradients despite stragglers
-* `recovery_rounds`: the same over rounds, simulated (sequential gradient coding)
+* `recovery_rounds`, `multiplexed_rounds`: the same over rounds (sequential gradient coding)
 """
 
 from toolkit.parallel.gradients.apart.coding import (
     coded_load,
     cyclic_code,
     decoding_weights,
+    multiplexed_rounds,
     recovery_rounds,
     repetition_code,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "dense_crossover",
     "exchange_rows",
     "local_steps",
+    "multiplexed_rounds",
     "recovery_rounds",
     "repetition_code",
     "row_bytes",

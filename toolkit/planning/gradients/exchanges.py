@@ -17,6 +17,7 @@ from toolkit.measure.tables import text_table
 from toolkit.measure.words import counted
 from toolkit.parallel.gradients import Exchange
 from toolkit.parallel.gradients.compression.compressors import compressor_of
+from toolkit.parallel.gradients.exchange import DENSE_BELOW
 from toolkit.parallel.gradients.peers import Along
 from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Cost, Message, Option, Schedule, one_by_one
@@ -152,6 +153,11 @@ def choose_exchanges(step: Prediction, exchanges: Sequence[str]) -> ExchangeChoi
         )
     near = math.gcd(replicas, max(1, step.cluster.chip.links[0].chips // inner))
     tensors = tensors_of(step)
+    if not tensors.names:
+        raise ValueError(
+            f"exchange: got a model of which no tensor has {DENSE_BELOW:,} numbers per chip under "
+            f"{strategy}; smaller ones are summed as they are"
+        )
     options = [Option(DENSE, _dense(step, tensors))]
     for text in exchanges:
         for exchange in _patterns(text, near, replicas, is_cut):

@@ -145,8 +145,7 @@ def coded_load(
         multiplexed over rounds          (lambda + 1) (W - 1 + B) / (n (B + (W - 1) (lambda + 1)))
 
     The last two are the sequential codes, for bursts of B rounds in windows of W rounds with at
-    most lambda stragglers. `recovery_rounds` runs the first of them; of the last only the load is
-    here.
+    most lambda stragglers. `recovery_rounds` runs the first of them, `multiplexed_rounds` the last.
 
     Args:
         workers: number n.
@@ -217,3 +216,64 @@ def recovery_rounds(is_late: np.ndarray, stragglers: int, burst: int) -> np.ndar
             if found[each] < 0 and arrived[each].sum() >= needed:
                 found[each] = now
     return found
+
+
+@checked
+def multiplexed_rounds(
+    is_late: np.ndarray, *, burst: int, window: int, tolerated: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """When each round's gradient is recovered by the sequential code that multiplexes (simulated).
+
+    Gradient t is n (W - 1) parts of size lambda + 1, of which each worker alone has W - 1, and B
+    groups of n parts of size 1, coded for lambda stragglers. A worker works on gradient t in the
+    rounds t to t + W - 2 + B: on its own parts one by one, then on those that were late, and when
+    it has none left, in round t + W - 1 + k, on its coded part of group k. All are recovered W - 2
+    + B rounds later at most, if in any W rounds at most lambda workers are late, each within B
+    rounds in a row.
+
+    Args:
+        is_late: [rounds, workers], whose answer is not waited for.
+        burst: rounds B.
+        window: rounds W.
+        tolerated: workers lambda.
+
+    Returns:
+        (for each gradient the round in which it is whole, or -1; what a worker does in a round
+        [rounds, workers, W - 1 + B] for gradient round - i: an own part 0 to W - 2, the coded part
+        of group k as W - 1 + k, or -1 for none).
+
+    Cost: The load of `coded_load(n, burst=B, window=W, tolerated=lambda, is_multiplexed=True)`.
+
+    Source: Krishnan et al., "Sequential gradient coding", 2022 (arXiv:2211.13802), M-SGC.
+
+    Example:
+        >>> late = np.zeros((5, 4), bool)
+        >>> late[1, 2] = True
+        >>> multiplexed_rounds(late, burst=1, window=2, tolerated=1)[0].tolist()
+        [1, 2, 3, 4, -1]
+    """
+    rounds, workers = is_late.shape
+    _check(workers, tolerated)
+    if not 1 <= burst <= window:
+        raise ValueError(f"burst: got {burst}, wanted 1 to {window}, the rounds of the window")
+    parts, slots = window - 1, window - 1 + burst
+    has = np.zeros((rounds, workers, parts), bool)
+    coded = np.zeros((rounds, burst), int)
+    found, work = np.full(rounds, -1), np.full((rounds, workers, slots), -1)
+    for now in range(rounds):
+        for slot in range(min(slots, now + 1)):
+            gradient = now - slot
+            for worker in range(workers):
+                missing = np.flatnonzero(~has[gradient, worker])
+                piece = slot if slot < parts or not len(missing) else missing[0]
+                work[now, worker, slot] = piece
+                if is_late[now, worker]:
+                    continue
+                if piece < parts:
+                    has[gradient, worker, piece] = True
+                else:
+                    coded[gradient, piece - parts] += 1
+            is_whole = has[gradient].all() and (coded[gradient] >= workers - tolerated).all()
+            if is_whole and found[gradient] < 0:
+                found[gradient] = now
+    return found, work
