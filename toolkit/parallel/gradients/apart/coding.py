@@ -247,6 +247,7 @@ def multiplexed_rounds(
     Source: Krishnan et al., "Sequential gradient coding", 2022 (arXiv:2211.13802), M-SGC.
 
     Example:
+        >>> import numpy as np
         >>> late = np.zeros((5, 4), bool)
         >>> late[1, 2] = True
         >>> multiplexed_rounds(late, burst=1, window=2, tolerated=1)[0].tolist()
