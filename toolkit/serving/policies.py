@@ -11,7 +11,7 @@ served. `toolkit.serving.simulation.lengths` has orders by expected length.
 
 from collections.abc import Callable, Iterable
 
-from toolkit.serving.scheduler import Iteration, Job, Scheduler
+from toolkit.serving.scheduler import Iteration, Scheduler
 
 
 class PrefillFirst(Scheduler):
@@ -33,16 +33,13 @@ class PrefillFirst(Scheduler):
         pieces: list[tuple[int, int]] = []
         left = float("inf") if self.budget is None else self.budget
         while self.waiting:
-            job = min(self.waiting, key=self.order)  # type: ignore[arg-type]
-            if pieces and job.prompt > left:
+            if pieces and self.waiting[0][-1].prompt > left:
                 break
-            if (shared := reserve(job.number)) is None:
+            if (job := self.begin(reserve)) is None:
                 break
-            job.read = shared
-            self.waiting.remove(job)
             self.reading.append(job)
-            pieces.append((job.number, job.prompt - shared))
-            left -= job.prompt - shared
+            pieces.append((job.number, job.prompt - job.read))
+            left -= job.prompt - job.read
         if pieces:
             return Iteration(tuple(pieces), ())
         rows = tuple(job.number for job in self.writing)
@@ -82,11 +79,7 @@ class WriteOnly(Scheduler):
 
     def plan(self, reserve: Callable[[int], int | None]) -> Iteration | None:
         """All rows, and those that have come."""
-        while self.waiting:
-            job: Job = min(self.waiting, key=self.order)  # type: ignore[arg-type]
-            if reserve(job.number) is None:
-                break
-            self.waiting.remove(job)
+        while (job := self.begin(reserve)) is not None:
             self.writing.append(job)
         rows = tuple(job.number for job in self.writing)
         return Iteration((), rows) if rows else None

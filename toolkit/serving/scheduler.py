@@ -5,6 +5,7 @@ The engine calls `admit` for every request, then in a loop `plan` and, once the 
 these four methods is a scheduler, so a policy is one class.
 """
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -74,8 +75,8 @@ class Scheduler:
 
     Args:
         budget: tokens of an iteration, rows included; None reads whole prompts.
-        order: which of the waiting requests is next, the least first; by default the first to
-            arrive.
+        order: which of the waiting requests is next, the least first, asked once per request; by
+            default the first to arrive.
 
     Source: Agrawal et al., "Sarathi-Serve", 2024 (arXiv:2403.02310), section 4.
 
@@ -93,13 +94,21 @@ class Scheduler:
             raise ValueError(f"budget: got {budget}, wanted at least 1 token, or None")
         self.budget = budget
         self.order = order or (lambda job: (job.arrival, job.number))
-        self.waiting: list[Job] = []
+        self.waiting: list[tuple[object, int, Job]] = []  # a heap: none is searched in a turn
         self.reading: list[Job] = []
         self.writing: list[Job] = []
 
     def admit(self, job: Job) -> None:
         """Let a request wait."""
-        self.waiting.append(job)
+        heapq.heappush(self.waiting, (self.order(job), job.number, job))
+
+    def begin(self, reserve: Callable[[int], int | None]) -> Job | None:
+        """The next waiting request, if it finds a slot and room; it waits no longer then."""
+        if not self.waiting or (shared := reserve(self.waiting[0][1])) is None:
+            return None
+        *_, job = heapq.heappop(self.waiting)
+        job.read = shared
+        return job
 
     def plan(self, reserve: Callable[[int], int | None]) -> Iteration | None:
         """The next iteration, or None if there is nothing to do.
@@ -112,7 +121,7 @@ class Scheduler:
         # Where rows alone use up the budget, a prompt would never be read.
         left, pieces = max(left, 1), []
 
-        def begin(job: Job) -> None:
+        def read(job: Job) -> None:
             nonlocal left
             tokens = int(min(left, job.prompt - job.read))
             pieces.append((job.number, tokens))
@@ -120,16 +129,10 @@ class Scheduler:
 
         for job in self.reading:
             if left > 0:
-                begin(job)
-        while left > 0 and self.waiting:
-            job = min(self.waiting, key=self.order)  # type: ignore[arg-type]
-            shared = reserve(job.number)
-            if shared is None:
-                break
-            job.read = shared
-            self.waiting.remove(job)
+                read(job)
+        while left > 0 and (job := self.begin(reserve)) is not None:
             self.reading.append(job)
-            begin(job)
+            read(job)
         return Iteration(tuple(pieces), rows) if pieces or rows else None
 
     def done(self, iteration: Iteration) -> None:
@@ -142,5 +145,10 @@ class Scheduler:
 
     def leave(self, number: int) -> None:
         """A request has ended, wherever it was."""
-        for jobs in (self.waiting, self.reading, self.writing):
-            jobs[:] = [job for job in jobs if job.number != number]
+        for jobs in (self.writing, self.reading):
+            for job in jobs:
+                if job.number == number:
+                    jobs.remove(job)
+                    return
+        self.waiting = [each for each in self.waiting if each[1] != number]
+        heapq.heapify(self.waiting)
