@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from toolkit import serving
 from toolkit.attention import mixer
 from toolkit.attention.latent import LatentCache
 from toolkit.attention.sparse import SELECTORS
@@ -162,7 +163,22 @@ SHEETS = {
         Row("parts that each of n workers computes so that any s may be late", "s + 1",
             {"n": 8, "s": 3}, lambda n, s: int((cyclic_code(n, s) != 0).sum(1).max())),
     ],
+    "first_token": [
+        Row("mean time of work of D seconds that comes R times per second at random",
+            "D + R * D**2 / (2 * (1 - R * D))", {"D": 0.1, "R": 9},
+            lambda D, R: serving.reading_seconds(D, R), "seconds"),
+        Row("turns in which a prompt of P tokens is read, B tokens a turn, beside r rows",
+            "math.ceil(P / (B - r))", {"P": 1000, "B": 128, "r": 8}, turns_to_read),
+    ],
 }  # fmt: skip
+
+
+def turns_to_read(P, B, r):
+    """Turns of a simulated prompt beside rows that write all the time."""
+    trace = [serving.TracedRequest(0.0, 1, 40)] * r + [serving.TracedRequest(0.5, P, 1)]
+    engine = serving.Instance(serving.Scheduler(B), lambda work: 0.1)
+    run = serving.simulate(trace, [engine])
+    return sum(r in dict(turn.iteration.pieces) for turn in run.turns)
 
 
 def compressed_bytes(devices, numbers, block):

@@ -26,7 +26,7 @@ SECOND_TIER = (
     "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
     "TimelinePanel", "StalePanel", "AcceptancePanel", "ExpertPanel", "BalancePanel",
     "DispatchPanel", "LayoutPanel", "PipelinePanel", "CutPanel", "ChunksPanel",
-    "SentPanel", "LanesPanel",
+    "SentPanel", "LanesPanel", "RequestsPanel", "GoodputPanel",
 )  # fmt: skip
 UNITS_ARE_WORDS = ("ReadingPanel", "MixerPanel")
 WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
@@ -35,13 +35,14 @@ WITH_SLIDERS = (
     "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
     "ChipMemoryPanel", "SpeedupPanel", "DropPanel", "ExpertPanel", "BalancePanel",
     "DispatchPanel", "LayoutPanel", "PipelinePanel",
-    "SentPanel", "LanesPanel",
+    "SentPanel", "LanesPanel", "RequestsPanel", "GoodputPanel",
 )  # fmt: skip
 # Sisters of a panel that is moved by day, and those that are moved longest.
 SISTERS = {
     "MixerCostPanel", "LoopPanel", "LoopStatePanel", "RacePanel", "StepPanel", "SlicePanel",
     "ChipMemoryPanel", "FitsPanel", "DropPanel", "FitPanel", "CodesPanel", "StalePanel",
     "BalancePanel", "DispatchPanel", "LayoutPanel", "ChunksPanel",
+    "GoodputPanel",
 }  # fmt: skip
 MOVED = [
     *FIRST_TIER,
@@ -59,6 +60,7 @@ MOVES = {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 2000),
         "candidates": (), "kappa": (), "round": (),
     },
+    "GoodputPanel": {"count": (60, 120)},
     "PipelinePanel": {"moves": ("none", "F4@0 to 3"), "slow": (0, 2)},
     "RacePanel": {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 1000),

@@ -14,6 +14,7 @@ from toolkit.lab import (
     CutPanel,
     DecodePanel,
     DropPanel,
+    GoodputPanel,
     LoopPanel,
     MeshPanel,
     MixerPanel,
@@ -207,3 +208,17 @@ def test_a_cable_that_may_be_slow(answer: dict, words: str, capsys) -> None:
 )
 def test_a_share_from_which_dense_sends_less(answer: dict, words: str, capsys) -> None:
     assert words in said_by_check("gradients", capsys, rows=SentPanel(replicas=16, **answer))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"slots": 64}, "Right: "),
+        ({}, "Not yet: 41 requests"),
+        ({"slots": 64, "bound": 100}, "bounds should stay"),
+        ({"slots": 64, "count": 120}, "Not run yet"),
+    ],
+)
+def test_two_pools_with_enough_slots(answer: dict, words: str, capsys) -> None:
+    assert words in said_by_check("serving", capsys, pools=GoodputPanel(**answer))

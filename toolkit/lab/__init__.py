@@ -30,6 +30,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `SalePanel`: which tiles of a prompt SALE keeps at a threshold, and why
 * `StalePanel`: how AdaSpa's map of tiles ages over denoising steps
 * `AcceptancePanel`: sparse drafts accepted by the rows of a batch, round by round
+* `RequestsPanel`: requests on two chips that play: queue, prompts, texts, evictions, pages
+* `GoodputPanel`: the share of requests within their bounds by load, and its knee, by policy
 * `ChipMemoryPanel`: memory of one chip in a train step, by category
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
@@ -84,6 +86,8 @@ if TYPE_CHECKING:
     from toolkit.lab.planning.memory import ChipMemoryPanel
     from toolkit.lab.planning.plan import PlanPanel
     from toolkit.lab.planning.timeline import TimelinePanel
+    from toolkit.lab.serving.gantt import RequestsPanel
+    from toolkit.lab.serving.knee import GoodputPanel
     from toolkit.lab.sharding.mesh import MeshPanel
     from toolkit.lab.sharding.step import StepPanel
     from toolkit.lab.sparsity.acceptance import AcceptancePanel
@@ -122,6 +126,8 @@ _HOMES = {
     "toolkit.lab.planning.memory": ("ChipMemoryPanel",),
     "toolkit.lab.planning.plan": ("PlanPanel",),
     "toolkit.lab.planning.timeline": ("TimelinePanel",),
+    "toolkit.lab.serving.gantt": ("RequestsPanel",),
+    "toolkit.lab.serving.knee": ("GoodputPanel",),
     "toolkit.lab.sharding.mesh": ("MeshPanel",),
     "toolkit.lab.sharding.step": ("StepPanel",),
     "toolkit.lab.sparsity.acceptance": ("AcceptancePanel",),
@@ -154,6 +160,7 @@ __all__ = [
     "ExpertPanel",
     "FitPanel",
     "FitsPanel",
+    "GoodputPanel",
     "LanesPanel",
     "LayoutPanel",
     "Lesson",
@@ -170,6 +177,7 @@ __all__ = [
     "PlanPanel",
     "RacePanel",
     "ReadingPanel",
+    "RequestsPanel",
     "SalePanel",
     "SearchPanel",
     "SentPanel",

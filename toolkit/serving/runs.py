@@ -37,7 +37,7 @@ class Turn(NamedTuple):
         work: what it did.
         iteration: of which requests, by their places in the trace.
         instance: which of several engines ran it.
-        used: tokens of its cache that were taken (simulated runs).
+        taken: (request, tokens) of its cache while it ran (simulated runs).
         evicted: requests that lost their cache before it, to read all of it again.
 
     Example:
@@ -50,8 +50,13 @@ class Turn(NamedTuple):
     work: Work
     iteration: Iteration
     instance: int = 0
-    used: int = 0
+    taken: tuple[tuple[int, int], ...] = ()
     evicted: tuple[int, ...] = ()
+
+    @property
+    def used(self) -> int:
+        """Tokens of the cache that were taken."""
+        return sum(tokens for _, tokens in self.taken)
 
 
 class Run(NamedTuple, Generic[AnyTimed]):

@@ -22,6 +22,7 @@ LESSONS = (
     "pipeline_on_devices",
     "trees_and_cuts",
     "four_bits",
+    "first_token",
 )
 INSTRUMENTS = (
     "collectives",
@@ -33,6 +34,7 @@ INSTRUMENTS = (
     "mixers",
     "pipelines",
     "planning",
+    "serving",
     "sharding",
     "sparsity",
     "speedups",

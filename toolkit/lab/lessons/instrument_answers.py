@@ -168,6 +168,21 @@ def kept_activations() -> Answer:
     )
 
 
+def stall() -> Answer:
+    """The largest gap of a text while prompts of others are read."""
+    from toolkit.lab.serving.gantt import RequestsPanel
+
+    view: Any = RequestsPanel(policy="first", load=40).view
+    chunks: Any = RequestsPanel(policy="chunks", load=40).view
+    gap = np.percentile([request.largest_gap for request in view.run.requests], 90)
+    return Answer(
+        round(1e3 * float(gap)),
+        f"{1e3 * gap:.0f} ms (modelled), although nine of ten first tokens come within "
+        f"{view.nine_of_ten('first_token')}: several prompts come in a row. In chunks beside the "
+        f"rows it is {chunks.nine_of_ten('largest_gap')}.",
+    )
+
+
 def token_scan() -> Answer:
     """How many times as long a scan over tokens takes as chunks."""
     from toolkit.lab.speedups.panel import SpeedupPanel

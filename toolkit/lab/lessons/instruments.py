@@ -138,6 +138,22 @@ OUTLINES = {
             ),
         ),
     ),
+    "serving": Outline(
+        "Serving",
+        (
+            Question(
+                "stall",
+                "Llama 3 8B on two H100 writes a token per row in 10 ms, and reads every prompt "
+                "(about 350 tokens) as soon as it comes, while all rows of that chip stand still. "
+                "At 40 requests per second, above how many milliseconds is the largest gap "
+                "between two tokens in one text of ten?",
+                answers.stall,
+                unit="ms",
+                low=1,
+                high=100_000,
+            ),
+        ),
+    ),
     "speedups": Outline(
         "Recorded speed",
         (

@@ -121,6 +121,13 @@ def _few_bits(axes: Axes) -> None:
     axes.step(x, np.where(np.sin(x) >= 0, 0.64, -0.64), color=ACCENT, linestyle=look("gdn").dashes)
 
 
+def _queue(axes: Axes) -> None:
+    for request in range(5):
+        axes.barh(-request, 2 * request, 0.7, left=request, color=GRID)
+        axes.barh(-request, 1.5, 0.7, left=3 * request, color=BLUE)
+        axes.barh(-request, 6, 0.7, left=3 * request + 1.7, color=GREEN)
+
+
 PICTURES: dict[str, Callable[[Axes], None]] = {
     "attention_cost": _cost,
     "honest_benchmark": _honest,
@@ -138,6 +145,7 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "pipeline_on_devices": _ticks,
     "trees_and_cuts": _tree,
     "four_bits": _few_bits,
+    "first_token": _queue,
 }
 
 

@@ -97,7 +97,7 @@ class _Engine:
         is_known = own.reserves == "all"
         if own.slots is not None and len(self.taken) >= own.slots:
             return None
-        size = job.prompt + (job.output if is_known else 0)
+        size = job.prompt + (job.output if is_known and own.role != "prefill" else 0)
         # Otherwise every row needs room for a token beside the prompt.
         growth = 0 if is_known else len(self.writing) + 1
         if own.room is not None and sum(self.taken.values()) + growth + size > own.room:
@@ -136,8 +136,8 @@ class _Engine:
             else works([(self.read[number], tokens) for number, tokens in parts], page),
             tuple(text.entry.prompt + len(text.times) for text in texts),
         )
-        end, used = now + self.instance.cost(work), sum(self.taken.values())
-        self.turn = Turn(now, end, work, iteration, place, used, evicted)
+        end, taken = now + self.instance.cost(work), tuple(self.taken.items())
+        self.turn = Turn(now, end, work, iteration, place, taken, evicted)
         return self.turn
 
     def finish(self) -> list[int]:
