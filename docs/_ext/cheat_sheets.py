@@ -44,6 +44,14 @@ class Row(NamedTuple):
     unit: str = ""
 
 
+def turns_to_read(P, B, r):
+    """Turns of a simulated prompt beside rows that write all the time."""
+    trace = [serving.TracedRequest(0.0, 1, 40)] * r + [serving.TracedRequest(0.5, P, 1)]
+    engine = serving.Instance(serving.Scheduler(B), lambda work: 0.1)
+    run = serving.simulate(trace, [engine])
+    return sum(r in dict(turn.iteration.pieces) for turn in run.turns)
+
+
 LAYER = {"T": 4096, "h": 8, "d": 64}
 PIPE = {"p": 4, "m": 8}
 SHEETS = {
@@ -171,14 +179,6 @@ SHEETS = {
             "math.ceil(P / (B - r))", {"P": 1000, "B": 128, "r": 8}, turns_to_read),
     ],
 }  # fmt: skip
-
-
-def turns_to_read(P, B, r):
-    """Turns of a simulated prompt beside rows that write all the time."""
-    trace = [serving.TracedRequest(0.0, 1, 40)] * r + [serving.TracedRequest(0.5, P, 1)]
-    engine = serving.Instance(serving.Scheduler(B), lambda work: 0.1)
-    run = serving.simulate(trace, [engine])
-    return sum(r in dict(turn.iteration.pieces) for turn in run.turns)
 
 
 def compressed_bytes(devices, numbers, block):
