@@ -4,13 +4,26 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from toolkit.looped import LoopedConfig
-from toolkit.planning import RECIPES, Constants, Strategy, plan, predict, train_program
+from toolkit.planning import (
+    MODELS,
+    RECIPES,
+    Constants,
+    Strategy,
+    plan,
+    predict,
+    save_plan,
+    train_program,
+)
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.drawn import KINDS, drawn_cases, grade_drawn
 from toolkit.planning.grade.published import modelled, published_seconds
+from toolkit.planning.memory.gpus import shown_bytes
+from toolkit.planning.memory.staged import fused_kept, staged_peak
+from toolkit.planning.mixtures import remote_copies
 from toolkit.planning.search.recipes import _choices, _instead
 
 PUBLISHED = Path(__file__).parents[2] / "data/planning/published.jsonl"
@@ -89,8 +102,12 @@ def test_all_to_alls_beyond_a_host_go_through_every_chips_own_card():
      {"fsdp": 2, "offload": 0.5}, {"fsdp": 2, "products": "float8"}],
 )  # fmt: skip
 def test_what_is_modelled_only_is_refused_where_it_would_run(change):
-    with pytest.raises(ValueError, match="is modelled, not built; want it off"):
+    words = "is modelled, not built; want it off"
+    with pytest.raises(ValueError, match=words):
         train_program(SMALL, Strategy(**change), batch=4, sequence_length=64)
+    found = predict(SMALL, "h100:2", Strategy(**change), batch=4, sequence_length=64)
+    with pytest.raises(ValueError, match=words):
+        save_plan(found, "plan.json")
 
 
 def test_a_search_beyond_what_is_built_is_no_slower_and_finds_context_for_long_sequences():
@@ -116,17 +133,62 @@ def test_recipes_are_the_published_rows_and_say_why_a_plan_would_choose_otherwis
         recipe, found = RECIPES[name], modelled(row)
         assert recipe.seconds == pytest.approx(published_seconds(row), rel=1e-3)
         assert recipe.strategy.chips == row["chips"]
-        own = found.prediction.strategy.changed(capacity=recipe.strategy.capacity)
-        assert recipe.strategy == own
+        more = {"capacity": recipe.strategy.capacity, "stages": recipe.strategy.stages}
+        assert recipe.strategy == found.prediction.strategy.changed(**more)
         assert recipe.batch == row["batch"]
+        assert not recipe.prediction.fits  # as one program of JAX, which keeps more
+        assert recipe.peak(recipe.strategy).total < shown_bytes(found.prediction.cluster)
+    recipe = RECIPES["llama-3-405b"]._replace(model="llama-3-8b", batch=64)
     found = of(Strategy(data=16, shard_optimizer=True, products="float8"), batch=64)
-    words = "\n".join(_choices(found))
+    words = "\n".join(_choices(recipe, found))
     assert "products bfloat16 instead of float8" in words
     assert "slower" in words
     assert "recompute layer instead of none" in words
     best = of(Strategy(fsdp=16, recompute="layer", head_chunks=32), batch=64)
-    assert "plan would choose fsdp 16, recompute layer" in _instead(found, best)
-    assert "plan finds nothing faster" in _instead(best, best)
+    assert "plan would choose fsdp 16, recompute layer" in _instead(recipe, found, best)
+    assert "plan finds nothing faster" in _instead(recipe, best, best)
+
+
+def test_fused_kernels_keep_the_inputs_of_products_and_of_attention():
+    """Korthikanti et al., 2022: 34 bytes per token and channel without scores, of which two masks
+    of dropout have one each and a GELU of four widths 16: here three arrays of a SwiGLU instead.
+    """
+    config, cut = MODELS["llama-2-7b"], Strategy(tensor=2)
+    width, hidden = config.width, config.feed_forward_size
+    kept = fused_kept(config, "full", "swiglu", "none", cut)
+    assert kept == ((34 - 2 - 16) * width + 6 * hidden) / 2
+    anew = fused_kept(config, "full", "swiglu", "elementwise", cut)
+    assert kept - anew == (4 * width + 2 * hidden) / 2
+    # Devices hold the layers of their own stages; 1F1B's first has as many microbatches at once as
+    # there are stages, and gradients that are scattered exist while their stage goes backward.
+    strategy = Strategy(data=4, pipeline=4, microbatches=8, shard_optimizer=True)
+    peak = staged_peak(config, strategy, 32, 1024)
+    assert peak.activations == 4 * 8 * 1024 * fused_kept(config, "full", "swiglu", "none", strategy)
+    interleaved = strategy.changed(schedule="interleaved", chunks=2, microbatches=4)
+    whole, parts = (
+        staged_peak(config, interleaved, 16, 1024, scatters=scatters).gradients
+        for scatters in (False, True)
+    )
+    assert parts < 0.6 * whole
+
+
+def test_a_token_is_sent_once_to_every_host_of_its_experts():
+    """Against a draw: eight groups of 32 experts on eight hosts, four groups chosen."""
+    config, rng = MODELS["deepseek-v3"], np.random.default_rng(0)
+    copies = []
+    for _ in range(4000):
+        groups = rng.choice(8, 4, replace=False)
+        experts = rng.choice((groups[:, None] * 32 + np.arange(32)).ravel(), 8, replace=False)
+        copies.append(len(set(experts // 32) - {0}))
+    assert remote_copies(config, 8) == pytest.approx(np.mean(copies), rel=0.02)
+    cut = {"data": 64, "expert": 64, "shard_optimizer": True, "recompute": "elementwise"}
+    sizes = {"model": "deepseek-v3", "chips": "h100:64", "batch": 64, "sequence_length": 4096}
+    plain, hosts = (of(Strategy(**cut, dispatch=way), **sizes) for way in ("all_to_all", "by_host"))
+    moved = [each for each in hosts.transfers if each.part == "expert"]
+    assert {(each.degree, each.inner) for each in moved} == {(8, 8)}
+    assert plain.parts.expert > 3 * hosts.parts.expert
+    with pytest.raises(ValueError, match="'by_host' runs on GPUs only"):
+        of(Strategy(**cut, dispatch="by_host"), **(sizes | {"chips": "v5p:4x4x4"}))
 
 
 def test_plans_are_drawn_by_number_from_every_kind_of_model(tmp_path):

@@ -1,10 +1,12 @@
 """The record of compiled configurations: complete lines, and predictions within what is claimed."""
 
+import json
 import statistics
 from pathlib import Path
 
 import pytest
 
+from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.by_compiler import grade_record, graded
 from toolkit.planning.grade.cases import Case, cases, is_possible
@@ -99,6 +101,25 @@ def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path, line):
         with pytest.raises(ValueError, match=r"record .* line [12]: want what") as refused:
             grade(path, minutes=0)
         assert "\n" not in str(refused.value)
+
+
+def test_peaks_of_programs_for_a_gpu_are_near():
+    """Thirty steps that XLA compiled for an H100; no row shaped the model."""
+    errors = []
+    for line in (RECORD.parent / "xla-h100.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        config = LoopedConfig(
+            vocabulary=row["vocabulary"], width=row["width"], heads=row["heads"],
+            pattern=" ".join(["full"] * row["layers"]), feed_forward=row["hidden"],
+            options={"full": {"key_value_heads": row["key_value_heads"]}}, dtype="bfloat16",
+            residual_gate=False, tied_embedding=row["tied"],
+        )  # fmt: skip
+        strategy, sizes = Strategy(**row["strategy"]), (row["batch"], row["length"])
+        found = predict(config, "h100:1", strategy, batch=sizes[0], sequence_length=sizes[1])
+        errors.append(found.memory.total / row["peak_bytes"] - 1)
+    assert len(errors) == 30
+    assert statistics.median(map(abs, errors)) < 0.04
+    assert max(map(abs, errors)) < 0.09
 
 
 def test_what_does_not_divide_is_not_graded():

@@ -58,6 +58,12 @@ class Cluster:
             self._links[key] = self._link(*key)
         return self._links[key]
 
+    def domains(self, degree: int) -> tuple[int, int]:
+        """Over how many hosts a group of the innermost `degree` chips extends, and the chips of
+        each; of a group within one host, its chips one by one."""
+        near = self.chip.links[0].chips
+        return (degree // near, near) if degree > near else (degree, 1)
+
     @functools.cached_property
     def _links(self) -> dict[tuple[int, int, bool, bool], Link]:
         return {}

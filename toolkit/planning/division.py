@@ -6,7 +6,7 @@ from typing import Self
 
 from toolkit._checks import check_fields
 
-DISPATCHES = ("all_to_all", "gather", "ragged")
+DISPATCHES = ("all_to_all", "gather", "ragged", "by_host")
 # No cluster is larger, and the bound keeps every search short.
 MOST_CHIPS = 1 << 20
 MOST_CAPACITY = 1024
@@ -33,7 +33,10 @@ class Division:
         shard_optimizer: cut the optimiser's state over `data` as well (ZeRO-1).
         shard_gradients: and the gradients, which every microbatch scatters (ZeRO-2); modelled only.
         dispatch: how tokens reach the chips of their experts, as in
-            `toolkit.parallel.experts.sharded_mixture`: "all_to_all", "gather" or "ragged".
+            `toolkit.parallel.experts.sharded_mixture`: "all_to_all", "gather" or "ragged"; or,
+            modelled only, "by_host": once to every host that has some of its experts, and from
+            there over the host's links (DeepEP), in float8 if products are, and kept for the
+            backward pass.
         capacity: most tokens per expert, relative to an even load, with "all_to_all"; tokens beyond
             are dropped.
     """
@@ -158,6 +161,8 @@ class Division:
             return f"context {self.context}"
         if self.shard_gradients:
             return "shard_gradients"
+        if self.dispatch == "by_host":
+            return f"dispatch {self.dispatch!r}"
         if self.expert not in self.expert_degrees:
             return f"expert {self.expert}, which cuts an axis in two,"
         return ""

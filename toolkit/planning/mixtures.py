@@ -13,6 +13,8 @@ from toolkit.parallel.experts.dispatch import dispatched_here, expert_slots
 from toolkit.parallel.experts.ways import Way
 from toolkit.planning.strategy import Strategy
 
+SCALE_BYTES = 4 / 128  # of a number sent in float8
+
 
 def routed_rows(config: LoopedConfig, strategy: Strategy, tokens: int) -> int:
     """Rows that a chip's experts receive for `tokens` of each chip, at an even load."""
@@ -26,7 +28,7 @@ def held_rows(config: LoopedConfig, strategy: Strategy, tokens: int) -> int:
     """Rows of the arrays on which a chip's experts work: with "gather" the pairs of all chips, and
     with "ragged" as many as could come."""
     moe, chips = config.moe, strategy.expert
-    if strategy.dispatch == "all_to_all":
+    if strategy.dispatch in ("all_to_all", "by_host"):
         return routed_rows(config, strategy, tokens)
     each = moe.chosen if strategy.dispatch == "gather" else min(moe.chosen, moe.experts // chips)
     return chips * tokens * each
@@ -38,17 +40,39 @@ def slots(config: LoopedConfig, strategy: Strategy, tokens: int) -> int:
     return min(tokens, expert_slots(tokens * moe.chosen, moe.experts, strategy.capacity))
 
 
-def dispatch_of(config: LoopedConfig, strategy: Strategy, tokens: int) -> list[Traffic]:
-    """The collectives of one mixture, forward, for `tokens` of each chip."""
+def dispatch_of(config: LoopedConfig, strategy: Strategy, tokens: int, parts: int) -> list[Traffic]:
+    """The collectives of one mixture, forward, for `tokens` of each chip; `parts` are the hosts
+    over which its experts are spread, or the chips of one host."""
     moe, capacity = config.moe, strategy.capacity
     if strategy.expert == 1:
         return []
+    if strategy.dispatch == "by_host":
+        sent = tokens * config.width * remote_copies(config, parts)
+        size = config.compute_dtype.itemsize
+        there = 1 + SCALE_BYTES if strategy.products == "float8" else size
+        return [Traffic("all-to-all", 1, round(sent * each)) for each in (there, size)]
     return dispatch_traffic(
         tokens, config.width, moe.experts, moe.chosen, strategy.expert,
         dispatch=strategy.dispatch,  # pyright: ignore
         capacity=capacity if strategy.dispatch == "all_to_all" else None,
         itemsize=config.compute_dtype.itemsize,
     )  # fmt: skip
+
+
+def remote_copies(config: LoopedConfig, parts: int) -> float:
+    """Copies of a token that leave for other parts of those over which experts are spread, at an
+    even load: each part gets one, whichever of its experts are chosen.
+
+        (n - 1) / n  *  m (1 - P(none of k in a part)),  m = n M / G
+
+    with n parts, M of G groups of experts chosen first, and k experts of those groups.
+    """
+    moe = config.moe
+    some = max(1.0, parts * moe.chosen_groups / moe.groups)  # in which experts are chosen
+    count = moe.experts * moe.chosen_groups / moe.groups
+    own = count / some  # experts of a part
+    none = math.prod(max(0.0, 1 - own / (count - at)) for at in range(moe.chosen))
+    return (parts - 1) / parts * some * (1 - none)
 
 
 def dropped_share(config: LoopedConfig, strategy: Strategy, tokens: int) -> float:

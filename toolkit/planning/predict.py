@@ -11,6 +11,7 @@ from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.memory.categories import Memory, layer_kinds
+from toolkit.planning.memory.gpus import usable_bytes
 from toolkit.planning.memory.pipelines import pipeline_memory
 from toolkit.planning.mixtures import dropped_share, slots
 from toolkit.planning.model_checks import check_model
@@ -177,13 +178,13 @@ class Prediction:
         sizes = (self.strategy, self._sequences(), self.sequence_length)
         found = table_transfers(self.config, *sizes)
         for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
-            found += layer_transfers(self.config, *kind, *sizes) * count
+            found += layer_transfers(self.config, *kind, *sizes, self.cluster) * count
         return as_compiled(found, self.cluster, self._sequences())
 
     def transfers_of(self, device: int) -> list[Transfer]:
         """The collectives of a step on a chip of one device of the pipeline, counted from 0."""
         sizes = self.strategy, self._sequences(), self.sequence_length
-        found = device_transfers(self.config, *sizes, device)
+        found = device_transfers(self.config, *sizes, device, self.cluster)
         return as_compiled(found, self.cluster, self._sequences())
 
     @property
@@ -286,7 +287,7 @@ def predict(
         strategy: how the step is sharded; the product of its degrees is the number of chips.
         batch: global batch size in sequences.
         sequence_length: tokens per sequence.
-        memory: usable bytes per chip; None: all.
+        memory: usable bytes per chip; None: all that `usable_bytes` leaves.
         constants: rates that chips and links achieve; None: defaults, which are not measured.
 
     Raises:
@@ -307,10 +308,11 @@ def predict(
             f"strategy takes {strategy.chips} chips ({strategy}), and there are {where.chips}"
         )
     check_model(config, strategy, batch, sequence_length)
-    if strategy.dispatch == "ragged" and not where.chip.name.startswith("TPU"):
+    runs_on = {"ragged": "TPUs", "by_host": "GPUs"}.get(strategy.dispatch)
+    if runs_on and (runs_on == "TPUs") != where.chip.name.startswith("TPU"):
         raise ValueError(
-            f"dispatch 'ragged' runs on TPUs only; got chips {where.name!r}, nearest that works: "
-            "'all_to_all'"
+            f"dispatch {strategy.dispatch!r} runs on {runs_on} only; got chips {where.name!r}, "
+            "nearest that works: 'all_to_all'"
         )
     if strategy.products == "float8" and product_rate(where.chip, "float8") == product_rate(
         where.chip, "bfloat16"
@@ -328,5 +330,5 @@ def predict(
 
 def prediction_of(config, where, strategy, batch, length, memory, constants) -> Prediction:
     """`predict` without checks."""
-    limit = where.chip.memory_bytes if memory is None else memory
+    limit = usable_bytes(where) if memory is None else memory
     return Prediction(config, where, strategy, batch, length, constants, limit)

@@ -16,7 +16,7 @@ from toolkit.measure.tables import text_table
 from toolkit.parallel.gradients import Exchange
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.forms import packed, unpacked
-from toolkit.planning.grade.program import Program, train_program
+from toolkit.planning.grade.program import Program, check_built, train_program
 from toolkit.planning.grade.sent import sent_by_device
 from toolkit.planning.gradients.exchanges import ExchangeChoice
 from toolkit.planning.gradients.program import exchange_text, exchanging
@@ -133,11 +133,15 @@ def save_plan(
         path: the file, JSON.
         exchanges: how its gradients are exchanged, tensor by tensor; None: they are summed.
 
+    Raises:
+        ValueError: `train_program` does not build it.
+
     Example:
         >>> save_plan(predict("llama-3.2-1b", "h100:8", Strategy(fsdp=8), batch=8), "plan.json")
         >>> load_plan("plan.json").strategy.fsdp
         8
     """
+    check_built(found.config, found.strategy)
     facts = {
         "toolkit plan": VERSION,
         "chips": found.cluster.name,

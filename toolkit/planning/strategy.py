@@ -232,6 +232,12 @@ class Strategy(Division):
         return found
 
     @property
+    def keeps_products(self) -> bool:
+        """Whether what is computed anew elementwise has no part in the experts and in the gradients
+        of weights: in the programs that dispatch by host."""
+        return self.recompute == "elementwise" and self.dispatch == "by_host"
+
+    @property
     def modelled_only(self) -> str:
         """What of it `train_program` does not build, in words; empty if it builds all."""
         if self.offload:

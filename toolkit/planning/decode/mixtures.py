@@ -43,10 +43,10 @@ from toolkit.planning.decode.latent import (
     cost_of,
 )
 from toolkit.planning.decode.rates import SERVED, exchange_seconds
+from toolkit.planning.mixtures import SCALE_BYTES
 from toolkit.planning.models import expert_hidden, kinds_of
 from toolkit.planning.time.seconds import Constants, overlapped, product_rate
 
-SCALE_BYTES = 4 / 128  # of a number sent in float8
 OVERLAPS = ("none", "single", "two")
 
 

@@ -12,6 +12,7 @@ scores.
 from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
+from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import Memory
 from toolkit.planning.strategy import Strategy
 
@@ -22,6 +23,34 @@ FRAMEWORK = round(1.5 * GIB)
 """The CUDA context and kernels, by BigScience's own count on an A100."""
 COMMUNICATION = round(6.5 * GIB)
 """NCCL's buffers of all groups and DeepSpeed's gradient buckets (fitted to BigScience's runs)."""
+COMMUNICATOR = 32 * 4 * 2**22
+"""NCCL's buffers of one group: 32 channels, each with 4 MiB (`NCCL_BUFFSIZE`) for both neighbours
+of a ring and of a tree; modelled from its documented defaults, and graded by nothing."""
+
+CONTEXT = 631 * 2**20
+"""CUDA's context and the kernels of JAX 0.11.2, measured on an H100: nvidia-smi less JAX's pool."""
+GROUPS = ("data", "fsdp", "context", "tensor", "pipeline", "expert")
+# MiB that nvidia-smi shows, where that is more than the name says.
+_SHOWN = {
+    "H100 SXM": 81_559, "H800 SXM": 81_559, "H200 SXM": 143_771, "A100 80GB SXM": 81_920,
+    "A100 40GB SXM": 40_960,
+}  # fmt: skip
+_MOST_GROUPS = 4  # of a plan that trains: data, FSDP, tensor and pipeline
+
+
+def shown_bytes(where: Cluster) -> float:
+    """Memory of a chip as its driver counts it."""
+    name = where.chip.name
+    return 2.0**20 * _SHOWN[name] if name in _SHOWN else where.chip.memory_bytes
+
+
+def usable_bytes(where: Cluster) -> float:
+    """Memory of a chip for a program's arrays: of a GPU, without CUDA's context and kernels and,
+    for several, NCCL's buffers; never more than its name says."""
+    if where.is_measured or where.chip.name.startswith("TPU"):
+        return where.chip.memory_bytes
+    beside = CONTEXT + _MOST_GROUPS * COMMUNICATOR * (where.chips > 1)
+    return min(where.chip.memory_bytes, shown_bytes(where) - beside)
 
 
 class GpuPeak(NamedTuple):

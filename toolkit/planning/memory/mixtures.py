@@ -29,6 +29,7 @@ ALIVE = {
     "all_to_all": Alive(1.6, 4),
     "gather": Alive(3, 1),
     "ragged": Alive(3, 4),
+    "by_host": Alive(3, 4),  # as with "ragged": no program here has it
 }
 CLAMPED_ALIVE = 2.2  # more of the hidden size, where gpt-oss's gate is differentiated
 SHARED_ALIVE = 2.5  # float32 arrays of a shared expert's hidden size

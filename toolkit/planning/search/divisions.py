@@ -9,6 +9,7 @@ from toolkit.planning.model_checks import check_model
 from toolkit.planning.strategy import Strategy
 
 LARGEST_TENSOR = 64
+_DISPATCHES = ("all_to_all", "gather")
 LEAST_CONTEXT = 1024  # tokens of a sequence that a chip has at least
 
 
@@ -25,6 +26,7 @@ def bases_of(
     with every number of shards of the experts and every dispatch that a plan may choose; also such
     as are modelled only, with `beyond_built`."""
     whole, has_experts = Strategy(capacity=capacity), "moe" in config.feed_forward_words
+    is_tpu = where.chip.name.startswith("TPU")
     for pipeline in divisors(where.chips):
         for tensor in divisors(where.chips // pipeline):
             inner = where.chips // pipeline // tensor
@@ -43,16 +45,17 @@ def bases_of(
                 if pipeline > 1 and config.loops > 1:  # every loop passes all devices
                     cut |= {"schedule": "breadth-first", "chunks": config.loops}
                 base = whole.changed(**cut, pipeline=pipeline)
-                bases = [base, *(_with_experts(base) if has_experts else ())]
+                ways = _DISPATCHES + ("by_host",) * (beyond_built and not is_tpu)
+                bases = [base, *(_with_experts(base, ways) if has_experts else ())]
                 fits = [each for each in bases if _divides(config, each, batch, length)]
                 if not fits and not has_experts and context == 1:
                     break
                 yield from fits
 
 
-def _with_experts(base: Strategy) -> Iterator[Strategy]:
+def _with_experts(base: Strategy, ways: tuple[str, ...]) -> Iterator[Strategy]:
     for expert in base.expert_degrees[1:]:
-        for dispatch in ("all_to_all", "gather"):
+        for dispatch in ways:
             yield base.changed(expert=expert, dispatch=dispatch)
 
 

@@ -9,6 +9,7 @@ from toolkit._checks import checked
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.memory.gpus import usable_bytes
 from toolkit.planning.model_checks import check_model
 from toolkit.planning.models import model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
@@ -187,7 +188,7 @@ def searched(
     constants = constants_of(where, constants)
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
-    limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)
+    limit = (usable_bytes(where) if memory is None else memory) * (1 - reserve)
     search = Search(config, where, batch, sequence_length, limit, constants, host)
     sizes = sequence_length, capacity
     ways = bases_of(config, where, batch, *sizes, beyond_built=host is not None)

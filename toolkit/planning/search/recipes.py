@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 from toolkit._checks import checked
 from toolkit.measure import in_words
+from toolkit.planning.memory.gpus import GpuPeak, shown_bytes
+from toolkit.planning.memory.staged import staged_peak
+from toolkit.planning.models import model_of
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.search.plan import plan, why
 from toolkit.planning.strategy import Strategy
@@ -12,7 +15,7 @@ from toolkit.planning.strategy import Strategy
 _LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024, section 3.3.2 and table 4"
 _LLAMA_CUT: dict[str, Any] = {
     "tensor": 8, "pipeline": 16, "schedule": "interleaved", "chunks": 4, "microbatches": 16,
-    "shard_optimizer": True,  # their gradients are scattered too, but once per step
+    "shard_optimizer": True, "stages": (1, *(2,) * 62, 1),
 }  # fmt: skip
 
 
@@ -26,6 +29,7 @@ class Recipe(NamedTuple):
         batch: sequences per step.
         sequence_length: tokens per sequence.
         seconds: of a step, as published.
+        scatters: whether gradients are cut once a stage's last microbatch has gone backward.
         source: where.
 
     Example:
@@ -39,6 +43,7 @@ class Recipe(NamedTuple):
     batch: int
     sequence_length: int
     seconds: float
+    scatters: bool
     source: str
 
     @property
@@ -49,22 +54,29 @@ class Recipe(NamedTuple):
             sequence_length=self.sequence_length,
         )  # fmt: skip
 
+    def peak(self, strategy: Strategy) -> GpuPeak:
+        """Memory of the GPU that holds most, with a program per stage and fused kernels."""
+        config = model_of(self.model)
+        sizes = self.batch, self.sequence_length
+        return staged_peak(config, strategy, *sizes, scatters=self.scatters)
+
 
 RECIPES = {
     "llama-3-405b": Recipe(
-        "llama-3.1-405b", "h100:16384", Strategy(data=128, **_LLAMA_CUT), 2048, 8192, 6.461, _LLAMA
+        "llama-3.1-405b", "h100:16384", Strategy(data=128, **_LLAMA_CUT), 2048, 8192, 6.461,
+        True, _LLAMA,
     ),
     "llama-3-405b-long": Recipe(
         "llama-3.1-405b", "h100:16384", Strategy(data=8, context=16, **_LLAMA_CUT), 128, 131_072,
-        10.9, _LLAMA,
+        10.9, True, _LLAMA,
     ),
     "deepseek-v3": Recipe(
         "deepseek-v3", "h800:2048",
         Strategy(
             data=128, pipeline=16, expert=64, shard_optimizer=True, schedule="dualpipe-v", chunks=2,
-            microbatches=120, recompute="elementwise", products="float8", capacity=1.0,
+            microbatches=120, recompute="elementwise", products="float8", dispatch="by_host",
         ),
-        15_360, 4096, 19.907,
+        15_360, 4096, 19.907, False,
         "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, sections 1, 3.1 and 3.2",
     ),
 }  # fmt: skip
@@ -94,28 +106,38 @@ def explain_recipe(name: str) -> str:
     found = recipe.prediction
     sizes: dict[str, Any] = {"batch": recipe.batch, "sequence_length": recipe.sequence_length}
     best = plan(recipe.model, found.cluster, **sizes, host=0.0, capacity=1.0).best
-    return "\n".join([*_own_words(recipe, found), *_choices(found), _instead(found, best)])
+    return "\n".join(
+        [*_own_words(recipe, found), *_choices(recipe, found), _instead(recipe, found, best)]
+    )
+
+
+def _fits(recipe: Recipe, found: Prediction) -> bool:
+    return recipe.peak(found.strategy).total <= shown_bytes(found.cluster)
+
+
+def _memory(recipe: Recipe, found: Prediction) -> str:
+    total = in_words(recipe.peak(found.strategy).total, "bytes")
+    return f"{total}, {'fits' if _fits(recipe, found) else 'does not fit'}"
 
 
 def _own_words(recipe: Recipe, found: Prediction) -> list[str]:
     took, published = (in_words(each, "seconds") for each in (found.step_seconds, recipe.seconds))
-    verdict = "fits" if found.fits else "does not fit"
+    peak = recipe.peak(found.strategy)._asdict().items()
+    parts = ", ".join(f"{name} {in_words(size, 'bytes')}" for name, size in peak if size)
     return [
         f"{recipe.model} on {recipe.chips}, {recipe.batch} x {recipe.sequence_length} tokens: "
         f"{found.strategy}",
         f"step {took} modelled, {published} published "
-        f"({found.step_seconds / recipe.seconds - 1:+.0%}); "
-        f"{in_words(found.memory.total, 'bytes')} per chip modelled, {verdict}",
+        f"({found.step_seconds / recipe.seconds - 1:+.0%})",
+        "per chip with a program for every stage and fused kernels, modelled: "
+        f"{_memory(recipe, found)} {in_words(shown_bytes(found.cluster), 'bytes')}: {parts}",
         f"source: {recipe.source}",
     ]
 
 
-def _choices(found: Prediction) -> list[str]:
+def _choices(recipe: Recipe, found: Prediction) -> list[str]:
     """What single choices of a recipe gain: the same without each."""
-    others = {
-        "shard_optimizer": False, "shard_gradients": True, "products": "bfloat16",
-        "recompute": "layer",
-    }  # fmt: skip
+    others = {"shard_optimizer": False, "products": "bfloat16", "recompute": "layer"}
     lines = []
     for field, value in others.items():
         own = getattr(found.strategy, field)
@@ -125,15 +147,14 @@ def _choices(found: Prediction) -> list[str]:
         other = dataclasses.replace(found, strategy=changed)
         seconds = in_words(abs(other.step_seconds - found.step_seconds), "seconds")
         more = "slower" if other.step_seconds > found.step_seconds else "faster"
-        memory = in_words(other.memory.total, "bytes")
-        fits = "fits" if other.fits else "does not fit"
-        lines.append(f"{field} {value} instead of {own}: {seconds} {more}, {memory}, {fits}")
+        memory = _memory(recipe, other)
+        lines.append(f"{field} {value} instead of {own}: {seconds} {more}, {memory}")
     return lines
 
 
-def _instead(found: Prediction, best: Prediction) -> str:
+def _instead(recipe: Recipe, found: Prediction, best: Prediction) -> str:
     took = in_words(best.step_seconds, "seconds")
-    if found.fits and found.step_seconds <= best.step_seconds:
+    if _fits(recipe, found) and found.step_seconds <= best.step_seconds:
         return f"plan finds nothing faster: at best {best.strategy}, {took}, {why(best, found)}"
     share = 1 - best.step_seconds / found.step_seconds
     faster = f"{share:.0%} faster" if share > 0 else f"{-share:.0%} slower, but it fits"

@@ -9,6 +9,7 @@ import functools
 
 from toolkit.looped import LoopedConfig
 from toolkit.parallel.pipeline import program_of
+from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import layer_kinds
 from toolkit.planning.memory.placing import stage_places
 from toolkit.planning.memory.sizes import FLOAT32, rest_tensors, share_of, table_tensors
@@ -23,7 +24,12 @@ from toolkit.planning.time.traffic import (
 
 
 def device_transfers(
-    config: LoopedConfig, strategy: Strategy, sequences: int, length: int, device: int
+    config: LoopedConfig,
+    strategy: Strategy,
+    sequences: int,
+    length: int,
+    device: int,
+    cluster: Cluster,
 ) -> list[Transfer]:
     """Collectives of a step on a chip of one device of the pipeline."""
     kinds, rows = layer_kinds(config, strategy), strategy.chunks // config.loops
@@ -31,7 +37,8 @@ def device_transfers(
     for kind, place in stage_places(config, strategy):
         for layer in place[device * rows : (device + 1) * rows]:
             recompute = "none" if layer is None else kinds[layer][2]
-            each = layer_transfers(config, *kind, recompute, strategy, sequences, length)
+            sizes = recompute, strategy, sequences, length
+            each = layer_transfers(config, *kind, *sizes, cluster)
             # The sum over "data" runs for every place of a layer, also where a row has none.
             found += each if layer is not None else [t for t in each if t.part == "data"]
     mine = strategy.stages_by_device[device]

@@ -82,21 +82,23 @@ def layer_seconds(
     mixing /= chip.flops_per_second * constants.attention
     moved /= chip.bytes_per_second * constants.elementwise
     whole = products + mixing + moved + routed + constants.launch
-    # The products of experts have a batch, and such are not kept.
-    anew = {"none": 0, "elementwise": mixing + moved + routed, "layer": whole}[recompute]
+    # The products of experts have a batch, and such are not kept by JAX.
+    cheap = mixing + moved + (0.0 if strategy.keeps_products else routed)
+    anew = {"none": 0, "elementwise": cheap, "layer": whole}[recompute]
     forward, again = runs * whole, runs * anew
     backward = 2 * forward
     if not constants.old_kernels:  # computes the scores anew: five products, and two forward
         backward += runs * mixing / 2
     if recompute == "layer" and strategy.block_chunks > 1:
         again += runs * _streaming_seconds(config, word, strategy, cluster, tokens, constants)
-    transfers = layer_transfers(config, word, fed, recompute, strategy, sequences, length)
-    # A layer that is computed anew makes all its gradients at once.
-    later = runs * (products + routed) if recompute == "none" else 0.0
+    transfers = layer_transfers(config, word, fed, recompute, strategy, sequences, length, cluster)
+    # A layer that is computed anew in JAX makes all its gradients at once.
+    is_split = recompute == "none" or strategy.keeps_products
+    later = runs * (products + routed) if is_split else 0.0
     seconds = Seconds(forward, backward, again, weight_gradient=later)
     seconds += _communication(
         as_compiled(transfers, cluster, sequences), cluster, constants,
-        is_hidden=strategy.schedule in HIDING,
+        is_hidden=constants.hides_experts or strategy.schedule in HIDING,
     )  # fmt: skip
     if strategy.offload:
         kept = layer_memory(config, word, fed, recompute, strategy, sequences, length).kept

@@ -79,6 +79,7 @@ def layer_transfers(
     strategy: Strategy,
     sequences: int,
     length: int,
+    cluster: Cluster,
 ) -> list[Transfer]:
     """Collectives of one layer, over all microbatches and loops of a step."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches * config.loops
@@ -91,7 +92,7 @@ def layer_transfers(
     for part in layer_parts(config, word, fed, strategy):
         transfers += of_parameters(part.strategy, part.share, part.itemsize, runs)
     if is_folded:
-        transfers += _of_experts(config, recompute, strategy, tokens, runs)
+        transfers += _of_experts(config, recompute, strategy, tokens, runs, cluster)
     return transfers
 
 
@@ -110,22 +111,25 @@ def _of_keys(config, word, strategy, tokens, runs):
 _TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
 
 
-def _of_experts(config, recompute, strategy, tokens, runs):
+def _of_experts(config, recompute, strategy, tokens, runs, cluster):
     """A mixture's collectives, their transposes, and once more what is computed anew: gathers are
     never kept, and the sums of a reduce-scatter are not needed again."""
-    transfers = []
-    for kind, count, sent in dispatch_of(config, strategy, tokens // strategy.tensor):
+    transfers, group = [], (strategy.expert, 1)
+    if strategy.dispatch == "by_host":
+        group = cluster.domains(strategy.expert)
+    recomputed = recompute != "none" and not strategy.keeps_products
+    for kind, count, sent in dispatch_of(config, strategy, tokens // strategy.tensor, group[0]):
         # Whole numbers, the experts' indices and loads, have no gradient.
         back = (strategy.dispatch == "gather") if kind == "all-gather" else count
-        is_anew = kind == "all-gather" or (recompute != "none" and kind != "reduce-scatter")
+        is_anew = kind == "all-gather" or (recomputed and kind != "reduce-scatter")
         for name, phase, number in (
             (kind, "forward", count),
             (kind, "backward", count * is_anew),
             (_TRANSPOSED.get(kind, kind), "backward", back),
         ):
             if number:
-                each = "expert", name, phase, float(sent), number * runs, strategy.expert, 1
-                transfers.append(Transfer(*each))
+                each = "expert", name, phase, float(sent), number * runs
+                transfers.append(Transfer(*each, *group))
     return transfers
 
 
