@@ -114,11 +114,11 @@ _TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
 def _of_experts(config, recompute, strategy, tokens, runs, cluster):
     """A mixture's collectives, their transposes, and once more what is computed anew: gathers are
     never kept, and the sums of a reduce-scatter are not needed again."""
-    transfers, group = [], (strategy.expert, 1)
+    transfers, (degree, inner) = [], (strategy.expert, 1)
     if strategy.dispatch == "by_host":
-        group = cluster.domains(strategy.expert)
+        degree, inner = cluster.domains(strategy.expert)
     recomputed = recompute != "none" and not strategy.keeps_products
-    for kind, count, sent in dispatch_of(config, strategy, tokens // strategy.tensor, group[0]):
+    for kind, count, sent in dispatch_of(config, strategy, tokens // strategy.tensor, degree):
         # Whole numbers, the experts' indices and loads, have no gradient.
         back = (strategy.dispatch == "gather") if kind == "all-gather" else count
         is_anew = kind == "all-gather" or (recomputed and kind != "reduce-scatter")
@@ -128,8 +128,8 @@ def _of_experts(config, recompute, strategy, tokens, runs, cluster):
             (_TRANSPOSED.get(kind, kind), "backward", back),
         ):
             if number:
-                each = "expert", name, phase, float(sent), number * runs
-                transfers.append(Transfer(*each, *group))
+                each = "expert", name, phase, float(sent), number * runs, degree, inner
+                transfers.append(Transfer(*each))
     return transfers
 
 
