@@ -19,7 +19,7 @@ from toolkit.planning import (
     ranks_of,
     swapped_share,
 )
-from toolkit.planning.uneven.replicas import divisions
+from toolkit.planning.uneven.replicas import divisions, rings_in_words
 
 OVER = {1: 0.0, 2: 0.06, 4: 0.14, 8: 0.3}
 LENGTHS = [28, 16, 8, 8, 8, 4, 4, 4, 4, 2, 2, 2, 1, 1]
@@ -64,6 +64,9 @@ def test_short_sequences_stay_on_one_chip():
     assert sum(length * 7 for length in LENGTHS) == 644
     assert sum(s * (d - 1) for s, d in zip(LENGTHS, ranks, strict=True)) == 100
     assert max(ranks_of(LENGTHS, 8, offloaded=0.75)) == 1
+    words = rings_in_words(LENGTHS, 8)
+    assert "12 on 1, 1 on 2, 1 on 4" in words
+    assert f"{28 * 3 + 16:,} tokens are sent on, against {92 * 3:,} with 4 chips" in words
 
 
 def test_unlike_chips_get_unequal_stages():

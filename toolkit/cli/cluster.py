@@ -104,7 +104,8 @@ def plan(
         links: bytes per second between nodes as measured, a JSON table [nodes][nodes]: place the
             stages of the fastest plan with pipelines on them.
         lengths: tokens of sequences of different lengths: also divide the chips into groups for
-            them (FlexSP), and into replicas that work through them (Hydraulis).
+            them (FlexSP), and into replicas that work through them (Hydraulis); also say which
+            chips each needs (ByteScale).
         host_link: GB/s between a chip and its host, one way: also search what no train step here
             builds yet (sequences and gradients cut over chips, activations on the host), and choose
             what the fastest plan's layers keep, swap and compute anew (MEMO).
@@ -141,7 +142,7 @@ def plan(
     from toolkit.planning.grade.cases import looped_cases, mixture_cases
     from toolkit.planning.time.seconds import constants_of
     from toolkit.planning.uneven.placement import placed_in_words
-    from toolkit.planning.uneven.replicas import MOST_CHIPS
+    from toolkit.planning.uneven.replicas import MOST_CHIPS, rings_in_words
 
     if grade is not None:
         print(grading.grade_record(grade, minutes))
@@ -236,6 +237,7 @@ def plan(
         print(groups)
         if where.chips <= MOST_CHIPS:
             costs = groups.costs
+            print(rings_in_words(lengths, costs.capacity))
             replicas = planning.plan_replicas(
                 lengths,
                 chips=where.chips,

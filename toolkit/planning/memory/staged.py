@@ -75,7 +75,7 @@ def staged_peak(
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
     tokens = sequences * length // strategy.context
     kept = {kind: tokens * fused_kept(config, *kind, strategy) for kind in set(kinds)}
-    held = [
+    states = [
         memory_of(
             config, strategy, batch, length, layers=mine, has_embedding=stage == 0,
             has_head=stage == len(words) - 1,
@@ -83,12 +83,12 @@ def staged_peak(
         for stage, mine in enumerate(words)
     ]  # fmt: skip
     activations = [sum(kept[kind] for kind in mine) for mine in words]
-    gradients = [each.parameters for each in held]  # in float32
+    gradients = [each.parameters for each in states]  # in float32
     at_once = _at_once(strategy, activations, gradients, scatters)
     found = []
     for device, mine in enumerate(strategy.stages_by_device):
-        numbers = sum(held[stage].parameters for stage in mine) // FLOAT32
-        moments = sum(held[stage].optimizer for stage in mine) // (2 * FLOAT32)
+        numbers = sum(states[stage].parameters for stage in mine) // FLOAT32
+        moments = sum(states[stage].optimizer for stage in mine) // (2 * FLOAT32)
         layers = {kind for stage in mine for kind in words[stage]}
         working = max(
             layer_memory(config, *kind, strategy, sequences, length).working for kind in layers

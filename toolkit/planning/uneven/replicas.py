@@ -278,3 +278,15 @@ def ranks_of(lengths: Sequence[int], capacity: float, *, offloaded: float = 0.0)
             f"want capacity above 0 and offloaded in [0, 1); got {capacity}, {offloaded}"
         )
     return tuple(max(1, math.ceil((1 - offloaded) * s / capacity)) for s in lengths)
+
+
+def rings_in_words(lengths: Sequence[int], capacity: float) -> str:
+    """Chips that each sequence needs, and what rings of so many send, against one ring for all."""
+    ranks = ranks_of(lengths, capacity)
+    own = sum(s * (d - 1) for s, d in zip(lengths, ranks, strict=True))
+    fixed = sum(lengths) * (max(ranks) - 1)
+    counts = ", ".join(f"{ranks.count(d)} on {d}" for d in sorted(set(ranks)))
+    return (
+        f"sequences on as few chips as hold them: {counts}; keys and values of {own:,} tokens are "
+        f"sent on, against {fixed:,} with {max(ranks)} chips for each (ByteScale; modelled)"
+    )
