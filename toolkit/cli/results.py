@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -14,6 +14,10 @@ def bench(
     only: str = "",
     plot: bool = False,
     recorded: Path | None = None,
+    all: bool = False,
+    record: Path | None = None,
+    minutes: float = 30.0,
+    interpret: Literal["", "cuda", "tpu"] = "",
 ) -> None:
     """Time ours and its peers side by side, correctness first; writes a record.
 
@@ -24,7 +28,21 @@ def bench(
         only: run the cases whose name contains this string, such as "gdn forward".
         plot: also draw the ratios of suite mixers.
         recorded: draw them from this file of an earlier run instead, and run nothing.
+        all: on a GPU or TPU, check every kernel and time it beside peers, into one file; run again
+            to resume.
+        record: that file (none: runs/bench/accelerator.json).
+        minutes: with --all, begin nothing more after them.
+        interpret: with --all on a CPU, rehearse with the kernels of this platform interpreted.
     """
+    if all:
+        from toolkit.bench.record_all import FAILED, record_all
+
+        path = record or Path("runs/bench/accelerator.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = record_all(path, minutes=minutes, rounds=rounds, only=only, interpret=interpret)
+        failed = sum(FAILED in entry.name for entry in found)
+        print(f"\nrecorded: {path}, {len(found)} records, {failed} failed; see docs/results.md")
+        return
     from toolkit.bench import SUITES, run_suites
     from toolkit.lab import sliders
 

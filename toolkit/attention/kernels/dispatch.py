@@ -5,7 +5,8 @@ where a row is one head of one sequence. Both take log-decays as `decays.py` doe
 they are finite.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -95,6 +96,30 @@ PAGE_KERNELS = {"cuda": _gpu_pages}
 TOKEN_KERNELS = {"cuda": _gpu_tokens}
 TILE_KERNELS = {"cuda": _gpu_tiles}
 SALE_KERNELS = {"cuda": _gpu_sale}
+
+
+@contextmanager
+def interpreted(platform: str, interpret: Any = True) -> Iterator[None]:
+    """Within it `implementation="pallas"` on a CPU runs a platform's kernels by jax's interpreter.
+
+    They are slow: this is to check kernels where there is no accelerator. `interpret` is what the
+    kernels take. Programs that were compiled before, or within, are forgotten at both ends.
+    """
+
+    def on_a_cpu(load: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+        return lambda *name: partial(load(*name), interpret=interpret)
+
+    tables = KERNELS, LATENT_KERNELS, PAGE_KERNELS, TOKEN_KERNELS, TILE_KERNELS, SALE_KERNELS
+    found = [table for table in tables if platform in table]
+    jax.clear_caches()
+    for table in found:
+        table["cpu"] = on_a_cpu(table[platform])
+    try:
+        yield
+    finally:
+        for table in found:
+            del table["cpu"]
+        jax.clear_caches()
 
 
 def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:

@@ -1,4 +1,4 @@
-"""Every recurrent mixer on a GPU, bfloat16, against flash-linear-attention's Triton kernels.
+"""Every recurrent mixer on an accelerator, bfloat16: plain, by kernels, and by fla's on a GPU.
 
 The shapes are those of the speed table in flash-linear-attention's README. Both sides get the same
 bfloat16 numbers, must agree before anything is timed, and take turns in one process. Next to the
@@ -20,9 +20,14 @@ from toolkit.bench.mixers.fla_forms import fla_contender
 from toolkit.bench.mixers.inputs import direction, mixer_form, mixer_inputs, output_weight
 from toolkit.measure import Peak, published_peak
 
-# (batch, time, heads, head size)
-SHAPES = ((2, 16384, 16, 128), (1, 8192, 96, 128), (4, 4096, 64, 128), (8, 2048, 32, 256))
-OURS, PEER = "toolkit", "flash-linear-attention"
+Shape = tuple[int, int, int, int]  # batch, time, heads, head size
+SHAPES: tuple[Shape, ...] = (
+    (2, 16384, 16, 128),
+    (1, 8192, 96, 128),
+    (4, 4096, 64, 128),
+    (8, 2048, 32, 256),
+)
+OURS, KERNEL, PEER = "toolkit", "toolkit, pallas", "flash-linear-attention"
 LEAST_RATIO = 1.0
 # Of the root mean square: bfloat16 keeps 8 bits, and the two sum in different orders.
 FORWARD_TOLERANCE = 0.01
@@ -65,11 +70,11 @@ def modelled_work(row: Mixer, shape: tuple[int, int, int, int], *, backward: boo
     return Work(3 * flops, traffic + traffic + (traffic - output))
 
 
-def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
+def cases(rows: Sequence[Mixer], shapes: Sequence[Shape] = SHAPES) -> Iterator[PlannedCase]:
     """Forward and forward+backward of every row on every shape."""
     peak = published_peak(jax.devices()[0].device_kind)
     for row in rows:
-        for shape in SHAPES:
+        for shape in shapes:
             batch, time, heads, size = shape
             for backward in (False, True):
                 yield PlannedCase(
@@ -88,6 +93,9 @@ def _case(
     args = (weight, *arrays) if backward else tuple(arrays)
     form = mixer_form(row, None, backward=backward)
     contenders: dict[str, Callable[[], Any]] = {OURS: bound(jax.jit(form), args)}
+    if "pallas" in row.implementations:
+        kernel = mixer_form(row, "pallas", backward=backward)
+        contenders[KERNEL] = bound(jax.jit(kernel), args)
     peer = fla_contender(row, arrays, weight if backward else None)
     if peer is not None:
         contenders[PEER] = peer

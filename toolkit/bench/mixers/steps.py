@@ -250,7 +250,7 @@ def shard_work(slices: int, batch: int, slots: int, element_bytes: int = 2) -> W
     return Work(batch * slots * products, element_bytes * batch * read)
 
 
-def shard_cases() -> Iterator[PlannedCase]:
+def shard_cases(grid: Sequence[tuple[int, int]] = GRID) -> Iterator[PlannedCase]:
     """What one of eight devices attends to in a step of DeepSeek-V3, by how latents are cut.
 
     Whole ones (MLA) with 16 heads per device, or 2, 4 or 8 slices (TPLA) with 32, 64 or 128: 576,
@@ -259,7 +259,7 @@ def shard_cases() -> Iterator[PlannedCase]:
     """
     is_gpu = jax.default_backend() == "gpu"
     dtype = "bfloat16" if is_gpu else "float32"
-    for batch, slots in GRID if is_gpu else SMALL:
+    for batch, slots in grid if is_gpu else SMALL:
         for slices in SLICES:
             width = SHARDED.latent_size // slices + SHARDED.rope_size
             name = f"latents of {width}, H={SHARDED.heads * slices // DEVICES} B={batch} "

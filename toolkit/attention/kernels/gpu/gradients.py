@@ -77,7 +77,8 @@ def gradients(
     (numbers, _), pull = jax.vjp(lambda g, beta: numbers_of_tokens(g, beta, documents), g, beta)
     (rows, count), heads, is_delta = numbers.shape[:2], v.shape[2], beta is not None
     key, value = q.shape[-1], v.shape[-1]
-    tokens, chunks = {"Q": q, "K": k, "V": v, "dO": d_out}, {"numbers": numbers}
+    tokens = {"Q": q, "K": k, "V": v, "dO": d_out}
+    chunks = {"numbers": numbers, "same numbers": numbers}
     if is_delta:
         chunks |= {"N": written, "dN": d_written, "T": inverse}
     late = {"S": states, "dS": d_states}
@@ -129,7 +130,7 @@ def gradients(
             plgpu.commit_smem()  # dN has been read
             y_smem[...] = y.astype(BF16)
             send(v_smem, d_v[0], own)
-        between = decays_between(smem["numbers"])
+        between = decays_between(smem["numbers"], smem["same numbers"])
         d_scores = decayed(product(SQUARE, (d_out_smem, Transposed(written_smem))))
         d_scores_smem[...] = d_scores.astype(BF16)
         moves = d_scores * product(SQUARE, (q_smem, Transposed(k_smem)))

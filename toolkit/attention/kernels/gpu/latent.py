@@ -35,6 +35,7 @@ from toolkit.attention.kernels.gpu.support import (
 from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 HEADS = SLOTS = 64  # of a thread block: the M of a WGMMA instruction; of a bulk copy
+PERIOD = 8  # slots of the swizzle, where a bulk copy has to begin
 CHANNELS = 256  # of outputs whose sums fit the registers of a warpgroup
 STAGES = 2
 LOG2_E = 1.4426950408889634
@@ -58,21 +59,26 @@ def decode(
     2 heads (2 latent + rope) FLOPs and 2 (latent + rope) bytes per filled slot, which decide for
     at most 64 heads: at 4.8 TB/s 16 rows of 32,768 slots of 512 + 64 channels take 126
     microseconds. Returns outputs and the logarithms of the sums of exponentials, in float32; 0 and
-    -inf for a row without tokens.
+    -inf for a row without tokens. A cache whose slots are no multiple of 8 is copied.
     """
     heads, size = q.shape[1:]
     _check(q, rope_q, latents, rope_keys)
     check_chip(interpret)
     padding = -heads % HEADS
     q, rope_q = (jnp.pad(x, [(0, 0), (0, padding), (0, 0)]) for x in (q, rope_q))
-    if latents.shape[1] < SLOTS:
-        room = [(0, 0), (0, SLOTS - latents.shape[1]), (0, 0)]
-        latents, rope_keys = (jnp.pad(x, room) for x in (latents, rope_keys))
+    latents, rope_keys = whole_periods(latents, rope_keys)
     sums, largest, totals = _attend(
         q, rope_q, latents, rope_keys, filled, scale * LOG2_E, interpret
     )
     out, lse = merged_splits(sums, largest, totals)
     return out[:, :heads, :size], lse[:, :heads]
+
+
+def whole_periods(*caches: Float[Array, "rows slots size"]) -> list[Array]:
+    """Pad slots to a block at least, and to whole periods of the swizzle, where a block begins."""
+    slots = caches[0].shape[1]
+    missing = max(SLOTS - slots, -slots % PERIOD)
+    return [jnp.pad(x, [(0, 0), (0, missing), (0, 0)]) if missing else x for x in caches]
 
 
 def merged_splits(

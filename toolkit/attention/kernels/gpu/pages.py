@@ -25,6 +25,7 @@ from toolkit.attention.kernels.gpu.latent import (
     next_softmax,
     plus_product,
     sum_of_scores,
+    whole_periods,
 )
 from toolkit.attention.kernels.gpu.support import (
     BF16,
@@ -52,7 +53,8 @@ def attend_pages(
 
     A row is a key-value head of a sequence. 2 group (key + value) FLOPs and 2 (key + value) bytes
     per slot of a page, which decide. Returns outputs and the logarithms of the sums of
-    exponentials, in float32; 0 and -inf where no slot is asked for.
+    exponentials, in float32; 0 and -inf where no slot is asked for. A cache whose slots are no
+    multiple of 8 is copied.
     """
     group = q.shape[1]
     _check(q, keys, values, page_size)
@@ -61,6 +63,7 @@ def attend_pages(
     # Pages after the last one with a slot are never read.
     place = jnp.arange(1, pages.shape[1] + 1, dtype=jnp.int32)
     used = jnp.max(jnp.where(high > low, place, 0), axis=1, initial=0)
+    keys, values = whole_periods(keys, values)
     parts = _attend(q, keys, values, pages, low, high, used, interpret)
     out, lse = merged_splits(*parts)
     return out[:, :group], lse[:, :group]

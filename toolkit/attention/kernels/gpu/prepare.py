@@ -61,11 +61,20 @@ def per_row(numbers: Any, kind: int, shape: tuple[int, int] = SQUARE) -> Array:
     return lax.broadcast_in_dim(numbers[kind], shape, (0,))
 
 
-def decays_between(numbers: Any) -> Array:
-    """On chip, e^(G_i - G_j) for j <= i in one document, else 0."""
+def per_column(numbers: Any, kind: int) -> Array:
+    """On chip, the number of every token along its column of a square."""
+    return lax.broadcast_in_dim(numbers[kind], SQUARE, (1,))
+
+
+def decays_between(numbers: Any, same_numbers: Any) -> Array:
+    """On chip, e^(G_i - G_j) for j <= i in one document, else 0.
+
+    The numbers lie there twice: jax 0.11 loads a place once, and has no way from the registers of a
+    row to those of a column.
+    """
 
     def difference(kind):
-        return per_row(numbers, kind) - lax.broadcast_in_dim(numbers[kind], SQUARE, (1,))
+        return per_row(numbers, kind) - per_column(same_numbers, kind)
 
     i, j = (lax.broadcasted_iota(jnp.int32, SQUARE, axis) for axis in (0, 1))
     is_past = (j <= i) & (difference(DOCUMENT) == 0.0)
@@ -110,10 +119,12 @@ def prepare(
     def body(*refs):
         inputs, outputs = len(sources), len(sources) + len(shapes)
         (numbers, *tokens), results = refs[:inputs], refs[inputs:outputs]
-        numbers_smem, q_smem, k_smem, leave_smem, scores_smem, rest, loaded = refs[outputs:]
+        numbers_smem, columns_smem, q_smem, k_smem, *later = refs[outputs:]
+        leave_smem, scores_smem, rest, loaded = later
         row, chunk = program(grid)
         place = row, chunk
         plgpu.copy_gmem_to_smem(numbers.at[place], numbers_smem, loaded)
+        plgpu.copy_gmem_to_smem(numbers.at[place], columns_smem, loaded)
         if is_delta and not is_solved:
             plgpu.copy_gmem_to_smem(tokens.pop().at[place], rest[0], loaded)
         for source, buffer in zip(tokens, (q_smem, k_smem, *rest[:is_solved]), strict=True):
@@ -132,7 +143,7 @@ def prepare(
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, result.at[place])
 
-        between = decays_between(numbers_smem)
+        between = decays_between(numbers_smem, columns_smem)
         scores_smem[...] = scores(q_smem).astype(BF16)
         leave_smem[...] = scaled(k_smem, LEAVE)
         read, leave, attention, *solution = results
@@ -145,11 +156,11 @@ def prepare(
             strength = per_row(numbers_smem, BETA)
             system_smem[...] = below_diagonal(strength * scores(k_smem))
             plgpu.commit_smem()
-            by_token = lambda kind, block: numbers_smem[BETA + kind, block]  # noqa: E731
+            by_token = lambda kind, block: columns_smem[BETA + kind, block]  # noqa: E731
             chunk = [x.at[place] for x in solution]
             write_solution(system_smem, values_smem, k_smem, by_token, strips, chunk, interpret)
         elif is_delta:
-            strength = lax.broadcast_in_dim(numbers_smem[KEY_STRENGTH], SQUARE, (1,))
+            strength = per_column(columns_smem, KEY_STRENGTH)
             applied = (-strength * rest[0][...].astype(F32)).astype(BF16)
             erase = sum_of_products((CHUNK, key), [(applied, k_smem)], interpret)
             plgpu.commit_smem()  # the keys have been read
@@ -167,12 +178,13 @@ def prepare(
         out_type=[jax.ShapeDtypeStruct((rows, count, *shape), BF16) for shape in shapes],
         scratch_types=[
             plgpu.SMEM((kinds, CHUNK), F32),
+            plgpu.SMEM((kinds, CHUNK), F32),
             operand(key),
             operand(key),
             plgpu.SMEM((CHUNK, key), BF16),
             plgpu.SMEM(SQUARE, BF16),
             own,
-            plgpu.Barrier(num_arrivals=len(sources)),
+            plgpu.Barrier(num_arrivals=len(sources) + 1),
         ],
         grid=grid,
         interpret=interpret,

@@ -54,12 +54,9 @@ def interpreter(interpret: Any) -> Any:
     """What `plgpu.kernel` takes: None to compile, else the interpreter's parameters."""
     if interpret is not True:
         return interpret or None
-    parameters = getattr(plgpu, "InterpretGPUParams", None)
-    if parameters is None:
-        raise ValueError(
-            "interpret=True needs jax >= 0.11; before, pass an InterpretGPUParams object itself."
-        )
-    return parameters()
+    from jax._src.pallas.mosaic_gpu.interpret import params  # public from jax 0.11 on
+
+    return params.InterpretGPUParams()
 
 
 def _names(grid: tuple[int, ...]) -> tuple[str, ...]:

@@ -124,6 +124,7 @@ def tiles_above(
     q, q_step, bound = _padded(query_block, q, q_step, bound)
     k, k_step, of_mean = _padded(key_block, k, k_step, of_mean)
     blocks, key_blocks = q.shape[1] // query_block, k.shape[1] // key_block
+    room = pl.next_power_of_2(key_blocks)  # as Triton wants of every array
 
     def body(q_ref, k_ref, q_step, k_step, of_mean, bound, kept):
         first = pl.program_id(1) * query_block
@@ -150,7 +151,7 @@ def tiles_above(
     of_head = pl.BlockSpec((None, k.shape[1]), lambda i, j: (i, 0))
     kept = pl.pallas_call(
         body,
-        out_shape=jax.ShapeDtypeStruct((rows, blocks, key_blocks), jnp.int32),
+        out_shape=jax.ShapeDtypeStruct((rows, blocks, room), jnp.int32),
         grid=(rows, blocks),
         in_specs=[
             pl.BlockSpec((None, query_block, size), lambda i, j: (i, j, 0)),
@@ -160,11 +161,11 @@ def tiles_above(
             of_head,
             of_block,
         ],
-        out_specs=pl.BlockSpec((None, None, key_blocks), lambda i, j: (i, j, 0)),
+        out_specs=pl.BlockSpec((None, None, room), lambda i, j: (i, j, 0)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=bool(interpret),
     )(q, k, q_step, k_step, of_mean, bound)
-    return kept > 0
+    return kept[:, :, :key_blocks] > 0
 
 
 def _padded(block: int, *arrays: Array) -> list[Array]:
