@@ -35,7 +35,7 @@ def bench(
         interpret: with --all on a CPU, rehearse with the kernels of this platform interpreted.
     """
     if all:
-        from toolkit.bench.record_all import FAILED, record_all
+        from toolkit.bench.accelerator.record_all import FAILED, record_all
 
         path = record or Path("runs/bench/accelerator.json")
         path.parent.mkdir(parents=True, exist_ok=True)

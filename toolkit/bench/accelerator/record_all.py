@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from toolkit._checks import checked
 from toolkit.attention.kernels.dispatch import interpreted
+from toolkit.bench.accelerator.checks import LARGE, SMALL, KernelCheck, kernel_checks
 from toolkit.bench.harness import PlannedCase, run_case
-from toolkit.bench.kernels import LARGE, SMALL, KernelCheck, kernel_checks
 from toolkit.bench.mixers import gpu
 from toolkit.bench.mixers import steps as mixer_steps
 from toolkit.bench.mixers.suite import recurrent_rows
@@ -88,8 +88,8 @@ def record_all(
             bar.update(len(names) - len(left) - bar.n)
             if time.time() > end:
                 break
-            command = [sys.executable, "-m", "toolkit.bench.record_all", str(path), str(rounds)]
-            ended = subprocess.run([*command, str(end), only, interpret], check=False).returncode
+            how = [str(path), str(rounds), str(end), only, interpret]
+            ended = subprocess.run([sys.executable, "-m", __name__, *how], check=False).returncode
             records = read_records(path) if path.exists() else []
             if ended and not _is_done(left[0], records):
                 following = [name for name in left if not _is_done(name, records)]
