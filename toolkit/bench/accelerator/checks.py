@@ -29,13 +29,7 @@ SELECTORS: dict[str, dict[str, Any]] = {
 
 
 class KernelCheck(NamedTuple):
-    """A kernel against its form in XLA.
-
-    Attributes:
-        name: of the kernel.
-        error: computes the relative error.
-        most: the largest error allowed.
-    """
+    """A kernel against its form in XLA: its relative error, and the largest allowed."""
 
     name: str
     error: Callable[[], float]

@@ -34,12 +34,7 @@ PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 
 
 class Item(NamedTuple):
-    """One check or one comparison.
-
-    Attributes:
-        name: the beginning of the names of its records.
-        run: makes the records.
-    """
+    """One check or one comparison: the beginning of its records' names, and what makes them."""
 
     name: str
     run: Callable[[], list[Record]]
@@ -49,28 +44,9 @@ class Item(NamedTuple):
 def record_all(
     path: Path, *, minutes: float = 30.0, rounds: int = 7, only: str = "", interpret: str = ""
 ) -> list[Record]:
-    """Check every kernel of the accelerator here, then time ours and peers; one file of records.
+    """Check every kernel of the accelerator here, then time ours and peers, into one JSON file.
 
-    Args:
-        path: the JSON file of records. What it holds already is not done again.
-        minutes: no further item is begun after them.
-        rounds: interleaved rounds of timing.
-        only: items whose name contains this string.
-        interpret: on a CPU, the platform whose kernels are interpreted, "cuda" or "tpu", as a
-            rehearsal; "" on an accelerator.
-
-    Returns:
-        The records of the file. An item that failed has one, named after the reason.
-
-    Raises:
-        ValueError: no accelerator is here, or one to be rehearsed.
-        RuntimeError: no item could be begun.
-
-    Cost: about half an hour on one H100.
-
-    Example:
-        >>> from pathlib import Path
-        >>> found = record_all(Path("h100.json"))  # doctest: +SKIP
+    On a CPU, `interpret` names the platform whose kernels are interpreted, as a rehearsal.
     """
     platform = PLATFORMS.get(jax.default_backend())
     if (platform is None) != bool(interpret) or interpret not in ("", *PLATFORMS.values()):
