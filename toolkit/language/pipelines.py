@@ -1,5 +1,6 @@
 """A looped language model as a pipeline: its loops and groups of layers are the stages."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ from jaxtyping import Array, Int
 
 from toolkit._checks import checked
 from toolkit._compat import module_list
-from toolkit.language.slices import SliceCaches
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.looped.blocks import run_blocks
+from toolkit.looped.decoding.cache import empty_loop
+from toolkit.looped.decoding.slices import SliceCaches
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.loops.rows import row_of
 from toolkit.parallel.pipeline import Context, Pipeline
@@ -123,9 +125,12 @@ def pipeline_language_model(
     keeps_start = config.residual_gate and groups > 1
     count = schedule.slices
     groups_of_layers = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    caches = SliceCaches(
-        config, count, [(s // groups, groups_of_layers[s % groups]) for s in range(schedule.stages)]
-    )
+
+    def empty(stage: int, batch: int, capacity: int) -> tuple[Any, ...]:
+        tau, group = divmod(stage, groups)
+        return empty_loop(config, batch, capacity, tau)[groups_of_layers[group]]
+
+    caches = SliceCaches(count, [functools.partial(empty, s) for s in range(schedule.stages)])
     known: dict[Any, Any] = {}
 
     def stage_of(tau: int, group: int) -> Any:

@@ -4,6 +4,7 @@ import functools
 
 from toolkit._kinds import shown
 from toolkit.looped import LoopedConfig
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.mixing import LAYERS
 from toolkit.planning.models import expert_hidden, group_runs, nearest_multiple
 from toolkit.planning.strategy import Strategy
@@ -37,10 +38,11 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
             f"batch {batch} is not divisible by {parts} (data x fsdp x microbatches); "
             f"nearest that works: {nearest_multiple(batch, parts)}"
         )
-    shards = strategy.context
+    shards = strategy.context * strategy.slices  # only one of them cuts
+    axis = "slices" if strategy.slices > 1 else "context"
     for name in ("tensor", "head_chunks", "block_chunks"):
         parts = shards * getattr(strategy, name)
-        name = f"context {shards} x {name}" if shards > 1 else name
+        name = f"{axis} {shards} x {name}" if shards > 1 else name
         if sequence_length % parts:
             raise ValueError(
                 f"sequence_length {sequence_length} is not divisible by {name} {parts}; "
@@ -53,6 +55,8 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
         )
     _check_experts(config, strategy)
     _check_tensor(config, strategy)
+    if strategy.slices > 1:
+        _check_slices(config, strategy)
     if strategy.block_chunks > 1:
         _check_streaming(config, strategy)
     group_runs(config, strategy)
@@ -187,6 +191,15 @@ def _check_tensor(config, strategy):
             fits = max(n for n in range(1, tensor) if all(s % n == 0 for s in sizes.values()))
             raise ValueError(
                 f"tensor {tensor} does not divide {name} {size}; nearest that works: {fits}"
+            )
+
+
+def _check_slices(config, strategy):
+    for word in config.feed_forward_words:
+        if not FEED_FORWARDS[word].can_cut_time:
+            raise ValueError(
+                f"slices {strategy.slices}: {word!r} layers sort the tokens of whole sequences; "
+                "nearest that works: 1"
             )
 
 

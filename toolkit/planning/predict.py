@@ -251,10 +251,11 @@ class Prediction:
 
     @cached_property
     def hop_seconds(self) -> float:
-        """Seconds to send a microbatch to the next pipeline stage, or back."""
+        """Seconds to send a microbatch, or a slice of it, to the next pipeline stage, or back."""
         if self.strategy.pipeline == 1:
             return 0.0
-        sent = self._sequences() * self.sequence_length * self.config.width
+        length = self.sequence_length // self.strategy.slices
+        sent = self._sequences() * length * self.config.width
         sent *= self.config.compute_dtype.itemsize / self.strategy.tensor / self.strategy.context
         inner = self.strategy.chips // self.strategy.pipeline
         link = self.cluster.link(inner, self.strategy.pipeline)

@@ -24,6 +24,7 @@ SCHEDULES = {
     "zb-v": 2,
     "dualpipe-v": 2,
 }
+SLICED = ("1f1b", "gpipe")  # whose microbatches may be slices of sequences
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose backward passes are split
 SHAPED_AS_V = ("zb-v", "dualpipe-v")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
@@ -31,9 +32,9 @@ _RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
 
 
 @functools.lru_cache(maxsize=64)
-def listed(table: str) -> Schedule:
-    """The schedule of a table."""
-    return from_csv(table, "a schedule of its own")
+def listed(table: str, slices: int = 1) -> Schedule:
+    """The schedule of a table, for sequences in slices."""
+    return dataclasses.replace(from_csv(table, "a schedule of its own"), slices=slices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,9 @@ class Strategy(Division):
             as a searched one, as the table that `toolkit.schedules.to_csv` writes.
         chunks: stages per device; 2 for "zb-v" and "dualpipe-v", 2 or more for "interleaved" and
             "breadth-first". A pipeline has `pipeline` x `chunks` stages.
+        slices: consecutive parts of equal length into which a pipeline cuts each sequence (TeraPipe).
+            Layers pass keys, values and states on from slice to slice. For "1f1b", "gpipe" and
+            tables.
         offload: share of what the forward pass keeps that waits in the host's memory for the
             backward pass (MEMO); modelled only.
         products: kind of numbers that products with weights multiply: "bfloat16", or "float8",
@@ -64,7 +68,8 @@ class Strategy(Division):
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
         Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025; Liu et al.,
-        "MoE Parallel Folding", 2025, arXiv:2504.14960.
+        "MoE Parallel Folding", 2025, arXiv:2504.14960; Li et al., "TeraPipe", 2021,
+        arXiv:2102.07988.
 
     Example:
         >>> strategy = Strategy(fsdp=8, tensor=4, recompute="layer")
@@ -79,6 +84,7 @@ class Strategy(Division):
     stages: tuple[int, ...] = ()
     schedule: str = "1f1b"
     chunks: int = 1
+    slices: int = 1
     offload: float = 0.0
     products: str = "bfloat16"
 
@@ -86,7 +92,7 @@ class Strategy(Division):
         if isinstance(self.stages, list):  # as a file has it
             object.__setattr__(self, "stages", tuple(self.stages))
         check_fields(self)
-        self._check_degrees("microbatches", "head_chunks")
+        self._check_degrees("microbatches", "head_chunks", "slices")
         if not 1 <= self.block_chunks <= MOST_CHUNKS:
             raise ValueError(f"block_chunks must be 1 to {MOST_CHUNKS}; got {self.block_chunks}")
         self._check_pipeline()
@@ -128,8 +134,29 @@ class Strategy(Division):
             )
         if self.schedule != "1f1b" and self.pipeline == 1:
             raise ValueError(f"schedule {self.schedule!r} wants a pipeline of 2 or more; got 1")
+        if self.slices > 1:
+            self._check_slices()
         if wrong := self.schedule_fault:
             raise ValueError(wrong)
+
+    def _check_slices(self):
+        if self.pipeline == 1 or not (self.schedule in SLICED or self.is_listed):
+            raise ValueError(
+                f"slices {self.slices} wants a pipeline of 2 or more with schedule "
+                f"{' or '.join(map(repr, SLICED))}, or a table; got pipeline {self.pipeline} with "
+                f"{self.schedule_words!r}"
+            )
+        for name in ("context", "block_chunks"):
+            if (number := getattr(self, name)) > 1:
+                raise ValueError(
+                    f"slices {self.slices} cuts sequences, and so does {name} {number}; nearest "
+                    f"that works: {name} 1"
+                )
+
+    @property
+    def parts(self) -> int:
+        """Parts of the batch that pass a stage one after another: slices of all microbatches."""
+        return self.microbatches * self.slices
 
     @property
     def is_listed(self) -> bool:
@@ -163,14 +190,15 @@ class Strategy(Division):
 
     @property
     def _listed_fault(self) -> str:
-        found = listed(self.schedule)
+        found = listed(self.schedule, self.slices)
         shape = found.devices, found.chunks, found.stages, found.microbatches
         p, chunks = self.pipeline, self.chunks
-        if shape != (p, chunks, p * chunks, self.microbatches):
+        if shape != (p, chunks, p * chunks, self.parts):
+            times = f" x slices {self.slices}" if self.slices > 1 else ""
             return (
                 f"schedule: its table has {found.devices} devices with {found.stages} stages and "
                 f"{found.microbatches} microbatches; wanted pipeline {p}, {chunks} stages on each, "
-                f"and {self.microbatches} microbatches"
+                f"and {self.microbatches} microbatches{times}"
             )
         wrong = faults(found)
         return f"schedule: its table cannot run: {wrong[0]}" if wrong else ""
@@ -264,6 +292,8 @@ class Strategy(Division):
             words.append(f"products in {self.products}")
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches")
+        if self.slices > 1:
+            words.append(f"sequences in {self.slices} slices")
         if self.block_chunks > 1:
             words.append(f"layers in {self.block_chunks} chunks")
         if self.head_chunks > 1:

@@ -42,7 +42,7 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
         for graph, layer, spec in zip(graphs, layers, specs, strict=True):
             run = functools.partial(through, config, strategy, recompute, graph, spec)
             run = jax.checkpoint(run, policy=POLICIES[recompute], prevent_cse=is_held)
-            h = run(h, layer)
+            h, _ = run(h, layer)
         return h, None
 
     def loop(h, rho):
@@ -70,16 +70,17 @@ def after_loop(config, norm, rho, start, out):
     return _norm(out, norm, config) if config.norm_every_loop else out
 
 
-def through(config, strategy, recompute, graph, spec, h, layer):
-    """One layer, whose parameters are gathered for it; `spec` is that of stacked layers."""
+def through(config, strategy, recompute, graph, spec, h, layer, cache=None):
+    """One layer, whose parameters are gathered for it, and its cache if there is one; `spec` is
+    that of stacked layers."""
     if config.loops > 1 and strategy.pipeline == 1:
         # Otherwise compilers gather the loops' parameters before the first loop and keep them.
         h, layer = lax.optimization_barrier((h, layer))
     block = _gathered(graph, config.compute_dtype, spec, layer)
     if recompute == "layer" and strategy.block_chunks > 1:
         with streaming(strategy.block_chunks, config):
-            return block(h)[0]
-    return _layer(block, strategy, h)
+            return block(h)
+    return _layer(block, strategy, h, cache)
 
 
 def embedded(config, strategy, spec, table, inputs):
@@ -92,7 +93,7 @@ def loss_after(config, strategy, specs, shared, h, targets):
     dtype = config.compute_dtype
     h = h if config.norm_every_loop else _norm(h, shared["norm"], config)
     name = "embedding" if config.tied_embedding else "unembedding"
-    shards = strategy.batch_shards * strategy.microbatches
+    shards = strategy.batch_shards * strategy.parts
     table = _used(shared[name], specs[name], dtype)
     return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
 
@@ -109,15 +110,18 @@ def _gathered(graph, dtype, spec, layer):
     return nnx.merge(structure, state)
 
 
-def _layer(block, strategy, h):
+def _layer(block, strategy, h, cache):
     def half(norm, mix):
-        return _scattered(mix(_whole_time(norm(h), strategy.tensor)), strategy.tensor)
+        out, cache = mix(_whole_time(norm(h), strategy.tensor))
+        return _scattered(out, strategy.tensor), cache
 
-    h += half(block.mixer_norm, lambda x: block.mixer(x)[0])
+    mixed, cache = half(block.mixer_norm, lambda x: block.mixer(x, cache=cache))
+    h += mixed
     if strategy.expert > 1 and isinstance(block.feed_forward, MixtureLayer):
         # Folded: each chip routes its own tokens, so time is not gathered and nothing is summed.
-        return h + mix_folded(block.feed_forward, strategy, block.feed_forward_norm(h))
-    return h + half(block.feed_forward_norm, block.feed_forward)
+        return h + mix_folded(block.feed_forward, strategy, block.feed_forward_norm(h)), cache
+    fed, _ = half(block.feed_forward_norm, lambda x: (block.feed_forward(x), None))
+    return h + fed, cache
 
 
 def _used(shard, spec, dtype):

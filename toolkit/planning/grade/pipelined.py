@@ -9,9 +9,12 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from toolkit.looped.decoding.cache import empty_layers
+from toolkit.looped.decoding.slices import SliceCaches
 from toolkit.parallel.pipeline.program import Program, program_of
 from toolkit.parallel.pipeline.rows import Rows
 from toolkit.parallel.pipeline.tasks import Kind, Tasks
@@ -20,6 +23,7 @@ from toolkit.planning.grade.forward import after_loop, embedded, loss_after, thr
 from toolkit.planning.memory.categories import layer_kinds
 from toolkit.planning.memory.kept import POLICIES
 from toolkit.planning.memory.placing import layers_by_row, stage_places, stores_of
+from toolkit.planning.models import local_config
 from toolkit.planning.time.orders import schedule_of
 
 STAGE = "stage"
@@ -69,47 +73,72 @@ def ticks_of(config, strategy) -> Program:
     )
 
 
+def _empty_caches(config, strategy, work):
+    """(sequences, tokens) -> the caches of a stage's layers on one chip, before the first slice."""
+    local = local_config(config, strategy.tensor, is_folded=strategy.expert > 1)
+    places = stage_places(config, strategy)
+    words = tuple(places[at][0][0] for at, _ in work.layers)
+    return functools.partial(empty_layers, local, words)
+
+
 def pipelined(config, strategy, graphs, specs):
     """(parameters, tokens, tables of the schedule) -> (loss, gradients), not yet summed over the
     batch's shards, for one chip; and those tables."""
     program, works = ticks_of(config, strategy), work_by_stage(config, strategy)
     blocks, rows_of_weights = specs["blocks"], len(works) // config.loops
+    is_cut = strategy.slices > 1
+    caches = SliceCaches(strategy.slices, [_empty_caches(config, strategy, each) for each in works])
 
-    def stage(work, rows, x, context):
-        h = x["h"]
-        for at, recompute in work.layers:
+    def stage(number, rows, x, context):
+        x, carried = x if is_cut else (x, [])
+        work, h, after = works[number], x["h"], []
+        before = (None,) * len(work.layers)
+        if is_cut:
+            before = caches.before(number, carried, context.data)
+        for (at, recompute), cache in zip(work.layers, before, strict=True):
             run = functools.partial(through, config, strategy, recompute)
             run = functools.partial(run, graphs[at][0], blocks[at][0])
             if recompute != "none":
                 run = jax.checkpoint(run, policy=POLICIES[recompute])
-            h = run(h, rows[at][0])
-        if not work.ends_loop:
-            return x | {"h": h}
-        shared = context.shared
-        rho = shared["rho"][context.stage // rows_of_weights] if config.residual_gate else None
-        h = after_loop(config, shared["norm"], rho, x.get("start"), h)
-        return dict.fromkeys(x, h)
+            h, cache = run(h, rows[at][0], cache)
+            after.append(cache)
+        if work.ends_loop:
+            shared = context.shared
+            rho = shared["rho"][context.stage // rows_of_weights] if config.residual_gate else None
+            y = dict.fromkeys(x, after_loop(config, shared["norm"], rho, x.get("start"), h))
+        else:
+            y = x | {"h": h}
+        return (y, caches.after(number, carried, tuple(after), context.data)) if is_cut else y
 
     @jax.named_scope(FIRST)
     def first(shared, data):
-        h = embedded(config, strategy, specs["embedding"], shared["embedding"], data[0])
+        h = embedded(config, strategy, specs["embedding"], shared["embedding"], data["tokens"])
         return {"h": h} | ({"start": h} if config.residual_gate else {})
 
     @jax.named_scope(LAST)
     def last(shared, x, data):
-        return loss_after(config, strategy, specs, shared, x["h"], data[1])
+        return loss_after(config, strategy, specs, shared, x["h"], data["targets"])
 
-    functions = {work: functools.partial(stage, work) for work in dict.fromkeys(works)}
+    def cut(array):
+        """Microbatches, and one after another the slices of each."""
+        rows, slices = array.shape[0] // strategy.microbatches, strategy.slices
+        parts = array.reshape(strategy.microbatches, rows, slices, -1).swapaxes(1, 2)
+        return parts.reshape(strategy.parts, rows, -1)
+
+    functions = [functools.partial(stage, works.index(work)) for work in dict.fromkeys(works)]
 
     def run(params, tokens, columns):
-        cut = (strategy.microbatches, -1)
-        batch = jax.tree.map(lambda x: x.reshape(*cut, *x.shape[1:]), tokens)
+        batch = dict(zip(("tokens", "targets"), jax.tree.map(cut, tokens), strict=True))
+        if is_cut:
+            goes_on = jnp.arange(strategy.parts) % strategy.slices > 0
+            batch["continues"] = jnp.broadcast_to(goes_on[:, None], batch["tokens"].shape[:2])
         weights = params["blocks"]
         shared = {name: leaf for name, leaf in params.items() if name != "blocks"}
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (weights, batch))
-        kinds = [Kind(function, False, 0) for function in functions.values()]
+        kinds = [Kind(function, False, 0) for function in functions]
         given = first, last, weights, shared, like[1]
-        tasks = Tasks(kinds, program.stores, Rows([like[0]]), *given)
+        carried = caches.start if is_cut else None
+        tasks = Tasks(kinds, program.stores, Rows([like[0]]), *given, carried)
         mine = {name: table[:, 0] for name, table in columns.items()}
         given = (weights, shared, batch)
         loss, (of_rows, of_rest) = run_ticks(program, tasks, (STAGE, ()), given, mine)

@@ -40,7 +40,7 @@ def sent_by_device(
                 runs = found.count * _is_source(site, device, strategy)
             elif end is not None:  # in the branches of every kind, taken in that of its own
                 is_own = ticks.codes[branch - 1][1] == ticks.kinds[end]
-                runs = strategy.microbatches * (end in mine and is_own)
+                runs = strategy.parts * (end in mine and is_own)
             else:
                 runs = int((codes[:, device] == branch).sum())
             sent[device][found.kind] += found.bytes_sent * runs

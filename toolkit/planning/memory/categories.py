@@ -23,6 +23,7 @@ from toolkit.planning.memory.sizes import (
     LANES,
     SOFTMAX,
     Held,
+    cache_bytes,
     channels,
     head_size,
     layer_parts,
@@ -110,7 +111,7 @@ def layer_memory(
 ) -> Layer:
     """The memory of one layer for a microbatch of `sequences` per chip."""
     size = config.compute_dtype.itemsize
-    tokens, tensor = sequences * length // strategy.context, strategy.tensor
+    tokens, tensor = sequences * length // strategy.context // strategy.slices, strategy.tensor
     width, hidden = config.width, 0
     if fed == "swiglu":
         hidden = config.feed_forward_size // tensor
@@ -132,6 +133,8 @@ def layer_memory(
         kept = round(tokens * kept_per_token(config, word, fed, recompute, length))
     else:
         kept = stream + (products if recompute == "elementwise" else mixed + SWIGLU_KEPT * unit)
+    if strategy.slices > 1:  # the cache with its own tokens, of which each slice has a copy
+        kept += sequences * cache_bytes(config, word, tensor, length)
     parts = layer_parts(config, word, fed, strategy)
     own = sum((part.share for part in parts), Held(0, 0, 0))
     routed = (0, 0) if fed == "swiglu" else mixture_memory(config, recompute, strategy, tokens)
@@ -186,12 +189,12 @@ def memory_of(
     numbers = body + table.times(count) + share_of(rest_tensors(config), strategy)
     # Working memory of equal layers depends on what they recompute.
     largest = max(found.values(), key=lambda layer: layer.gathered + layer.working)
-    tokens = sequences * length // strategy.context
+    tokens = sequences * length // strategy.context // strategy.slices
     whole = largest.share.kept * strategy.shard_gradients  # of one layer, until they are scattered
     summed, body_summed = numbers.kept, body.kept
     if strategy.shard_gradients:
         summed, body_summed = numbers.moment, body.moment
-    accumulated = FLOAT32 * summed * (strategy.microbatches > 1)
+    accumulated = FLOAT32 * summed * (strategy.parts > 1)
     # A loop's gate keeps the loop's input, and a norm after the loop two float32 arrays.
     stream = tokens * config.width // strategy.tensor
     between = stream * (size * config.residual_gate + 2 * FLOAT32 * config.norm_every_loop)

@@ -16,10 +16,11 @@ from toolkit.planning.memory.categories import (
     memory_of,
 )
 from toolkit.planning.memory.placing import stage_places, stores_of
-from toolkit.planning.memory.sizes import SOFTMAX, channels
+from toolkit.planning.memory.sizes import SOFTMAX, cache_bytes, channels
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import most_waiting
 
+CARRIED = 2  # caches between slices: one on its way forward, and one of gradients on its way back
 Kinds = Sequence[tuple[str, str, str]]
 
 
@@ -37,7 +38,9 @@ def pipeline_memory(
     each = {
         kind: (
             layer_memory(config, *kind, strategy, sequences, length).kept,
-            split_bytes(config, *kind, strategy, sequences * length // strategy.context),
+            split_bytes(
+                config, *kind, strategy, sequences * length // strategy.context // strategy.slices
+            ),
         )
         for kind in set(kinds)
     }
@@ -51,6 +54,12 @@ def pipeline_memory(
         for store, both in slots_of(strategy, stores).items()
         for at, slots in enumerate(both)
     )
+    if strategy.slices > 1:
+        stored = (
+            sum(sequences * cache_bytes(config, word, strategy.tensor, length) for word, *_ in each)
+            for each in words
+        )
+        waiting += CARRIED * max(stored)
     rows, places, found = strategy.chunks // config.loops, stage_places(config, strategy), []
     for device in range(strategy.pipeline):
         layers = tuple(
@@ -71,8 +80,9 @@ def slots_of(strategy: Strategy, stores: Sequence[int]) -> dict[int, tuple[int, 
         return most_waiting(strategy, stores)
     found: dict[int, tuple[int, int]] = {}
     for stage, store in enumerate(stores):
-        ahead = strategy.pipeline - stage if strategy.schedule == "1f1b" else strategy.microbatches
-        found.setdefault(store, (min(ahead, strategy.microbatches), 0))
+        ahead = strategy.pipeline - stage + strategy.slices - 1
+        ahead = ahead if strategy.schedule == "1f1b" else strategy.parts
+        found.setdefault(store, (min(ahead, strategy.parts), 0))
     return found
 
 
@@ -81,8 +91,9 @@ def stage_memory(
 ) -> Memory:
     """Memory of one stage with these layers, alone on its device; weight gradients that wait are
     left out."""
-    ahead = {"gpipe": strategy.microbatches, "zb-h2": 2 * (strategy.pipeline - stage) - 1}
-    memory = min(strategy.microbatches, ahead.get(strategy.schedule, strategy.pipeline - stage))
+    ahead = {"gpipe": strategy.parts, "zb-h2": 2 * (strategy.pipeline - stage) - 1}
+    usual = strategy.pipeline - stage + strategy.slices - 1
+    memory = min(strategy.parts, ahead.get(strategy.schedule, usual))
     return memory_of(config, strategy, batch, length, layers=tuple(layers), in_flight=memory)
 
 

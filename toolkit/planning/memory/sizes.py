@@ -10,7 +10,7 @@ from flax import nnx
 
 from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
-from toolkit.planning.models import expert_hidden
+from toolkit.planning.models import expert_hidden, local_config
 from toolkit.planning.strategy import Strategy
 
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
@@ -202,6 +202,15 @@ def head_size(config: LoopedConfig, word: str) -> int:
     """Channels of one head."""
     size = config.options[word].head_size if word in SOFTMAX else None
     return size or config.width // config.heads
+
+
+@functools.lru_cache(maxsize=256)
+def cache_bytes(config: LoopedConfig, word: str, tensor: int, length: int) -> int:
+    """Bytes of what one layer on one chip of "tensor" passes on from slice to slice of a sequence
+    of that length."""
+    local = local_config(config, tensor, is_folded=False)
+    cache = jax.eval_shape(lambda: LAYERS[word].empty_cache(local, 1, length))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
 def channels(config: LoopedConfig, word: str) -> tuple[int, int]:

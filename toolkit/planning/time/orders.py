@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from toolkit import schedules
 from toolkit.parallel.pipeline import program_of
-from toolkit.planning.strategy import Strategy, listed
+from toolkit.planning.strategy import SLICED, Strategy, listed
 from toolkit.planning.time.pipelines import stage_ends
 from toolkit.planning.time.seconds import Seconds
 from toolkit.schedules import Schedule
@@ -46,32 +46,40 @@ class Step(NamedTuple):
 
 def schedule_of(strategy: Strategy) -> Schedule:
     """The schedule of a strategy, task by task."""
-    return _made(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+    return _made(*_given(strategy))
+
+
+def _given(strategy: Strategy) -> tuple[str, int, int, int, int]:
+    return (
+        strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks,
+        strategy.slices,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)
-def _made(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
+def _made(name: str, devices: int, microbatches: int, chunks: int, slices: int) -> Schedule:
     if name not in _MAKERS:
-        return listed(name)
-    if 3 * devices * microbatches * chunks > MOST_TASKS:
+        return listed(name, slices)
+    if 3 * devices * microbatches * chunks * slices > MOST_TASKS:
         raise ValueError(
             f"microbatches: {microbatches:,} of schedule {name!r} on pipeline {devices} are more "
             f"tasks than {MOST_TASKS:,}; nearest that works: "
-            f"{MOST_TASKS // (3 * devices * chunks):,}"
+            f"{MOST_TASKS // (3 * devices * chunks * slices):,}"
         )
     more = (chunks,) if name in ("interleaved", "breadth-first") else ()
+    more = (slices,) if name in SLICED else more
     return _MAKERS[name](devices, microbatches, *more)
 
 
 def steps_of(strategy: Strategy) -> tuple[Step, ...]:
     """The tasks of a schedule in an order in which each comes after all that it waits for."""
-    given = strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks
-    return _steps(*given)
+    return _steps(*_given(strategy))
 
 
 @functools.lru_cache(maxsize=32)
-def _steps(name: str, devices: int, microbatches: int, chunks: int) -> tuple[Step, ...]:
-    schedule = _made(name, devices, microbatches, chunks)
+def _steps(*given: Any) -> tuple[Step, ...]:
+    schedule = _made(*given)
+    devices = schedule.devices
     at, numbers, found = [0] * devices, {}, []
     last, moved = schedule.stages - 1, True
     while moved:
@@ -130,8 +138,7 @@ def most_waiting(strategy: Strategy, stores: Sequence[int]) -> dict[int, tuple[i
     """For each store the most microbatches that wait in it on a device at once: from a forward to
     its backward, and from the gradient of an input to that of the weights; `stores` are those of
     the stages."""
-    given = strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks
-    return _most_waiting(tuple(stores), *given)
+    return _most_waiting(tuple(stores), *_given(strategy))
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,11 +158,11 @@ def step_through(strategy: Strategy, busy: Sequence[Seconds], hop: float, slowdo
 
     `busy` has the seconds of all microbatches for each stage, and `hop` is that of a message.
     """
-    count = strategy.microbatches
+    count = strategy.parts
     forward = [part.forward_total(slowdown) / count for part in busy]
     backward = [part.backward_total(slowdown) / count for part in busy]
     hops = [hop] * (len(busy) - 1)
-    if strategy.schedule == "1f1b":
+    if strategy.schedule == "1f1b" and strategy.slices == 1:
         ends = stage_ends(forward, backward, hops, hops, count)
     else:
         weight = [part.weight_gradient / count for part in busy]
@@ -169,7 +176,7 @@ def step_in_ticks(
 ) -> float:
     """`step_through` where all devices wait for the slowest task of every tick, and for a message:
     a whole backward delays those that run a forward beside it."""
-    count, longest = strategy.microbatches, {}
+    count, longest = strategy.parts, {}
     for task, tick in program_of(schedule_of(strategy)).ticks.items():
         part = busy[task.stage]
         forward, weight = part.forward_total(slowdown), part.weight_gradient
@@ -185,7 +192,7 @@ def least_through(
 ) -> float:
     """A lower bound on `step_through`: each device's work after the way to it; and, if backward
     passes are whole, before the way back to the first."""
-    count, is_split = strategy.microbatches, strategy.is_split
+    count, is_split = strategy.parts, strategy.is_split
     there = back = least = 0.0
     ways = []
     for part in busy:

@@ -48,8 +48,8 @@ def device_transfers(
 
 
 def _of_tables(config, strategy, sequences, length, is_first, is_last):
-    size, runs = config.compute_dtype.itemsize, strategy.microbatches
-    stream = sequences * length // strategy.context * config.width * size
+    size, runs = config.compute_dtype.itemsize, strategy.parts
+    stream = sequences * length // strategy.context // strategy.slices * config.width * size
     found, tables = [], table_tensors(config, strategy.tensor)
     if is_first:
         found += over_tensor(strategy, stream, runs, {"reduce-scatter": 1}, {"all-gather": 1})
@@ -73,7 +73,7 @@ def _between(config, strategy, sequences, length, device):
     """Activations, and for a gate over the loop its input beside them."""
     arrays = 2 if config.residual_gate else 1
     sent = sequences * length * config.width * config.compute_dtype.itemsize
-    sent /= strategy.tensor * strategy.context
+    sent /= strategy.tensor * strategy.context * strategy.slices
     p, inner = strategy.pipeline, strategy.chips // strategy.pipeline
     ticks, channels = _ticks(strategy)
     return [

@@ -60,9 +60,10 @@ def layer_seconds(
 ) -> Seconds:
     """One layer, over all microbatches and loops of a step."""
     parts = layer_parts(config, word, fed, strategy)
-    tokens = sequences * length // strategy.context
-    runs = strategy.microbatches * config.loops
+    tokens = sequences * length // strategy.context // strategy.slices
+    runs = strategy.parts * config.loops
     mixing = tokens * mixing_flops(word, config, length, whole=True) / strategy.tensor
+    mixing *= _multiplied(config, word, strategy, length)
     products, routed = 2 * tokens * parts[0].share.used, 0.0
     if fed == "moe":
         routed = _routed_seconds(config, strategy, cluster, tokens, constants, parts[1])
@@ -109,6 +110,15 @@ def layer_seconds(
     return seconds
 
 
+def _multiplied(config: LoopedConfig, word: str, strategy: Strategy, length: int) -> float:
+    """Keys with which the program multiplies a slice's queries over those that they see: it has all
+    keys of the cache."""
+    if strategy.slices == 1 or LAYERS[word].is_recurrent:
+        return 1.0
+    window = LAYERS[word].window_of(config)
+    return 1 + length / strategy.slices / window if window and window < length else 2.0
+
+
 def layer_bytes(
     config: LoopedConfig, word: str, fed: str, strategy: Strategy, tokens: int, *, is_old: bool
 ) -> float:
@@ -132,7 +142,7 @@ def cast_bytes(config: LoopedConfig, word: str, fed: str, strategy: Strategy, to
     queries = channels(config, word)[0] / strategy.tensor
     hidden = config.feed_forward_size / strategy.tensor if fed == "swiglu" else 0
     numbers = tokens * (2 * config.width + queries + hidden)
-    numbers += layer_parts(config, word, fed, strategy)[0].share.used / strategy.microbatches
+    numbers += layer_parts(config, word, fed, strategy)[0].share.used / strategy.parts
     return numbers * (config.compute_dtype.itemsize + 2)
 
 
@@ -195,7 +205,7 @@ def table_seconds(
     tables = table_tensors(config, strategy.tensor)
     found = share_of((*tables, *rest_tensors(config)), strategy)
     used = share_of(tables[:1], strategy).used
-    tokens = sequences * length // strategy.context * strategy.microbatches
+    tokens = sequences * length // strategy.context * strategy.microbatches  # of all slices
     forward = 2 * tokens * used / (cluster.chip.flops_per_second * constants.matmul)
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor)
     forward += LOGIT_PASSES * logits / (cluster.chip.bytes_per_second * constants.elementwise)

@@ -82,8 +82,8 @@ def layer_transfers(
     cluster: Cluster,
 ) -> list[Transfer]:
     """Collectives of one layer, over all microbatches and loops of a step."""
-    size, runs = config.compute_dtype.itemsize, strategy.microbatches * config.loops
-    tokens = sequences * length // strategy.context
+    size, runs = config.compute_dtype.itemsize, strategy.parts * config.loops
+    tokens = sequences * length // strategy.context // strategy.slices
     stream = tokens * config.width * size
     is_folded = fed == "moe" and strategy.expert > 1
     counts = (_HALF_FORWARD, _HALF_BACKWARD) if is_folded else (_FORWARD, _BACKWARD)
@@ -208,7 +208,7 @@ def of_parameters(strategy, found, size, runs):
                 transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner, is_odd))
     inner, n = inner * strategy.fsdp, strategy.data
     if n > 1:
-        each, times = FLOAT32 * found.kept * (n - 1) / n, strategy.microbatches
+        each, times = FLOAT32 * found.kept * (n - 1) / n, strategy.parts
         if strategy.shard_gradients and found.moment < found.kept:
             scatter = "data", "reduce-scatter", "backward", each, times, n, inner
             transfers.append(Transfer(*scatter))

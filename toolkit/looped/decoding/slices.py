@@ -1,14 +1,12 @@
 """What the layers of a pipeline's stage pass from one slice of a sequence to the next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.looped import LoopedConfig
-from toolkit.looped.decoding.cache import empty_loop
 from toolkit.parallel.pipeline.stores import Stores
 
 Arrays = list[Float[Array, "batch *rest"]]
@@ -21,13 +19,12 @@ class SliceCaches:
     gradients back to the slices before.
 
     Args:
-        config: the model's.
         slices: how many make a sequence.
-        stages: for each stage its loop and its layers.
+        empty: for each stage (sequences, tokens) -> the caches of its layers before the first.
     """
 
-    def __init__(self, config: LoopedConfig, slices: int, stages: Sequence[tuple[int, slice]]):
-        self._config, self._slices, self._stages = config, slices, stages
+    def __init__(self, slices: int, empty: Sequence[Callable[[int, int], tuple[Any, ...]]]):
+        self._slices, self._of_stages = slices, empty
 
     def start(self, _: Any, data: dict[str, Array]) -> Arrays:
         """What the first slice of a sequence finds: nothing of it is used."""
@@ -52,14 +49,13 @@ class SliceCaches:
         return self._stores(data["tokens"]).put([carried], stage, _floating(caches))[0]
 
     def _empty(self, stage: int, tokens: Int[Array, "batch time"]) -> tuple[Any, ...]:
-        loop, layers = self._stages[stage]
         batch, time = tokens.shape
-        return empty_loop(self._config, batch, time * self._slices, loop)[layers]
+        return self._of_stages[stage](batch, time * self._slices)
 
     def _stores(self, tokens: Int[Array, "batch time"]) -> Stores:
         kinds = [
             jax.eval_shape(lambda s=s: _floating(self._empty(s, tokens)))
-            for s in range(len(self._stages))
+            for s in range(len(self._of_stages))
         ]
         return Stores([0] * len(kinds), kinds)
 
