@@ -89,7 +89,7 @@ def partition(
     left = [v for v in dw if v not in early and v not in before]
     at_once = [v for v in dw if v not in left]
     read = cut.between(left, given=before | early)
-    split = cut.thinned([v for v in read if v not in everywhere], everywhere)
+    split = cut.thinned([v for v in read if v not in everywhere], everywhere, fixed={*kept})
 
     run = cut.function
     forward = run(w + inputs + others, y + kept)
@@ -177,9 +177,24 @@ class _Cut:
         found = self.produced([wanted], given)
         return {self.producer[v].primitive.name for v in found}
 
-    def thinned(self, values: list[Any], everywhere: set[Any]) -> list[Any]:
-        """Less those that cheap operations make of the others."""
-        left = dict.fromkeys(values)
+    def _narrowed(self, v: Any, everywhere: set[Any], fixed: Iterable[Any]) -> Any:
+        """The smallest array of which alone cheap operations make a value: such as what was
+        converted to float32, which several values then share."""
+        smallest = v
+        while v in self.producer and v not in fixed:
+            eqn = self.producer[v]
+            own = {u for u in eqn.invars if _is_variable(u) and u not in everywhere}
+            if eqn.primitive.name not in _CHEAP or len(own) != 1:
+                break
+            (v,) = own
+            smallest = v if _bytes(v) < _bytes(smallest) else smallest
+        return smallest
+
+    def thinned(
+        self, values: list[Any], everywhere: set[Any], fixed: Iterable[Any] = ()
+    ) -> list[Any]:
+        """Less those that cheap operations make of the others, or of a smaller one."""
+        left = dict.fromkeys(self._narrowed(v, everywhere, fixed) for v in values)
 
         def is_made(v: Any, known: dict[Any, bool]) -> bool:
             if v not in known:
@@ -191,9 +206,9 @@ class _Cut:
                 )
             return known[v]
 
-        for v in sorted(values, key=lambda v: -self.order.get(v, -1)):
+        for v in sorted(left, key=lambda v: -self.order.get(v, -1)):
             known = dict.fromkeys({*left, *everywhere} - {v}, True)
-            if v in self.producer and is_made(v, known):
+            if v in self.producer and v not in fixed and is_made(v, known):
                 del left[v]
         return list(left)
 
@@ -216,6 +231,10 @@ def _function(jaxpr: Any, constants: Sequence[Any] = ()) -> Callable[..., list[A
 
 def _is_variable(v: Any) -> bool:
     return not isinstance(v, core.Literal)
+
+
+def _bytes(v: Any) -> int:
+    return v.aval.size * v.aval.dtype.itemsize
 
 
 def _groups(values: Sequence[Any], sizes: list[int]) -> list[list[Any]]:

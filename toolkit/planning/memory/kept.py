@@ -8,6 +8,8 @@ a layer registered elsewhere has its own. All are leaves of the function that `j
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,6 +17,7 @@ from flax import nnx
 from toolkit.looped import LoopedConfig
 from toolkit.looped.blocks import Block
 from toolkit.looped.mixing import LAYERS
+from toolkit.parallel.pipeline.partition import partition
 from toolkit.planning.memory.sizes import LANES, alone
 
 TRACED = 2048  # tokens of a recurrent layer that is traced: many chunks of any method
@@ -43,7 +46,21 @@ def kept_per_token(config: LoopedConfig, word: str, fed: str, recompute: str, le
 
 
 @functools.lru_cache(maxsize=256)
-def _traced(config: LoopedConfig, recompute: str, length: int) -> float:
+def waiting_per_token(config: LoopedConfig, word: str, length: int) -> tuple[float, float]:
+    """The same in a pipeline, which computes cheap operations anew, and bytes kept between the
+    gradient of the layer's input and those of its weights."""
+    run, h, state = _layer(alone(config, word), TRACED if LAYERS[word].is_recurrent else length)
+    leaves, tree = jax.tree.flatten(state)
+
+    def stage(weights, x, _):
+        return [run(x[0], tree.unflatten(weights))]
+
+    cut = partition(stage, leaves, [h], [], recompute=False)
+    kept, split = (sum(_padded_bytes(a, h.shape[1]) for a in each) for each in (cut.kept, cut.split))
+    return kept / h.shape[1], split / h.shape[1]
+
+
+def _layer(config: LoopedConfig, length: int) -> tuple[Callable[..., Any], Any, Any]:
     dtype = config.compute_dtype
     block = nnx.eval_shape(lambda: Block(config.pattern, config, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(block)
@@ -52,8 +69,13 @@ def _traced(config: LoopedConfig, recompute: str, length: int) -> float:
         used = jax.tree.map(lambda x: x.astype(dtype) if x.ndim >= 2 else x, weights)
         return nnx.merge(graph, used)(h)[0]
 
+    return layer, jax.ShapeDtypeStruct((1, length, config.width), dtype), state
+
+
+@functools.lru_cache(maxsize=256)
+def _traced(config: LoopedConfig, recompute: str, length: int) -> float:
+    layer, h, state = _layer(config, length)
     run = jax.checkpoint(layer, policy=POLICIES[recompute])
-    h = jax.ShapeDtypeStruct((1, length, config.width), dtype)
     backward = jax.eval_shape(lambda *given: jax.vjp(run, *given)[1], h, state)
     weights = {leaf.shape for leaf in jax.tree.leaves(state)}
     found = [leaf for leaf in jax.tree.leaves(backward) if leaf.shape not in weights]

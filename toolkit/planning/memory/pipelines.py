@@ -15,12 +15,16 @@ from toolkit.planning.memory.categories import (
     layer_memory,
     memory_of,
 )
+from toolkit.planning.memory.kept import waiting_per_token
 from toolkit.planning.memory.placing import stage_places, stores_of
 from toolkit.planning.memory.sizes import SOFTMAX, cache_bytes, channels
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import most_waiting
 
 CARRIED = 2  # caches between slices: one on its way forward, and one of gradients on its way back
+# Activations that arrived and wait: of schedules that run all forward passes first, every
+# microbatch's. And those that a tick moves: one sent, two that arrive, one that is overwritten.
+LATE, WAITS, MOVING = ("gpipe", "breadth-first"), 2, 4
 Kinds = Sequence[tuple[str, str, str]]
 
 
@@ -36,24 +40,25 @@ def pipeline_memory(
     words = tuple(looped[end - size : end] for end, size in zip(ends, stages, strict=True))
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
     each = {
-        kind: (
-            layer_memory(config, *kind, strategy, sequences, length).kept,
-            split_bytes(
-                config, *kind, strategy, sequences * length // strategy.context // strategy.slices
-            ),
-        )
-        for kind in set(kinds)
+        kind: waiting_bytes(config, *kind, strategy, sequences, length) for kind in set(kinds)
     }
+    alone = {kind: layer_memory(config, *kind, strategy, sequences, length).kept for kind in each}
     # Every device has every store, each as large as the largest stage that uses it.
     stores = stores_of(words)
     largest: dict[int, Kinds] = {}
     for store, mine in zip(stores, words, strict=True):
         largest[store] = max(mine, largest.get(store, ()), key=len)
+    # A tick takes one slot of every store out and puts it back.
     waiting = sum(
-        slots * sum(each[kind][at] for kind in largest[store])
+        (slots + 1) * sum(each[kind][at] for kind in largest[store])
         for store, both in slots_of(strategy, stores).items()
         for at, slots in enumerate(both)
+        if slots
     )
+    tokens = sequences * length // strategy.context // strategy.slices
+    arrives = strategy.parts if strategy.schedule in LATE else WAITS
+    sent = tokens * config.width * config.compute_dtype.itemsize / strategy.tensor
+    waiting += (arrives + MOVING) * sent * (2 if config.residual_gate else 1)
     if strategy.slices > 1:
         stored = (
             sum(sequences * cache_bytes(config, word, strategy.tensor, length) for word, *_ in each)
@@ -67,8 +72,7 @@ def pipeline_memory(
             for _, place in places
             for layer in place[device * rows : (device + 1) * rows]
         )
-        kept = config.loops * sum(each[kind][0] for kind in layers)
-        found.append((layers, waiting / kept))
+        found.append((layers, waiting / (config.loops * sum(alone[kind] for kind in layers))))
     memories = (memory_of(*sizes, layers=layers, in_flight=share) for layers, share in {*found})
     return max(memories, key=lambda memory: memory.total)
 
@@ -97,19 +101,34 @@ def stage_memory(
     return memory_of(config, strategy, batch, length, layers=tuple(layers), in_flight=memory)
 
 
-def split_bytes(
-    config: LoopedConfig, word: str, fed: str, recompute: str, strategy: Strategy, tokens: int
-) -> float:
-    """Bytes that a layer holds between the gradient of its input and that of its weights: the
-    inputs of all products with weights, and the gradients of their outputs."""
+def waiting_bytes(
+    config: LoopedConfig,
+    word: str,
+    fed: str,
+    recompute: str,
+    strategy: Strategy,
+    sequences: int,
+    length: int,
+) -> tuple[float, float]:
+    """Bytes that a layer of a pipeline keeps for its backward pass, and between the gradient of its
+    input and those of its weights: the inputs of all products with weights, and the gradients of
+    their outputs. What `toolkit.parallel.pipeline` makes anew by cheap operations is not kept."""
+    kept = layer_memory(config, word, fed, recompute, strategy, sequences, length).kept
     if recompute != "none":
-        return 0.0
-    if word not in SOFTMAX or fed != "swiglu":
-        sequences = max(1, tokens)
-        return layer_memory(config, word, fed, recompute, strategy, sequences, 1).kept
+        return kept, 0.0
+    tokens = sequences * length // strategy.context // strategy.slices
+    if fed != "swiglu":
+        return kept, kept
+    cache = sequences * cache_bytes(config, word, strategy.tensor, length) * (strategy.slices > 1)
+    if word not in SOFTMAX:
+        per_token = waiting_per_token(config, word, length)
+        return tokens * per_token[0] + cache, tokens * per_token[1]
     size, n = config.compute_dtype.itemsize, strategy.tensor
     queries, keys = channels(config, word)
-    width, hidden = config.width / n, config.feed_forward_size / n
-    inputs = 2 * width + queries / n + hidden
-    gradients = (queries + 2 * keys) / n + 2 * width + 2 * hidden
-    return tokens * size * (inputs + gradients)
+    width, hidden = config.width, config.feed_forward_size
+    # Inputs of both norms, rotated queries and keys, values, the heads' outputs; gate, its sigmoid
+    # and up. Then four times the stream, both of queries and outputs, gradients of keys and values,
+    # gate and up with theirs.
+    waits = 2 * width + 2 * queries + 2 * keys + 3 * hidden
+    split = 4 * width + 2 * queries + 2 * keys + 4 * hidden
+    return tokens * size * waits / n + cache, tokens * size * split / n

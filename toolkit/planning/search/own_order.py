@@ -28,7 +28,7 @@ def search_order(found: Prediction, *, seconds: float = 5.0) -> Prediction:
         seconds: for each integer program.
 
     Returns:
-        The faster prediction, or `found` if there is none.
+        The faster prediction, or `found` if there is none, or if it cuts sequences in slices.
 
     Raises:
         ImportError: OR-tools is missing (extra `search`).
@@ -43,7 +43,7 @@ def search_order(found: Prediction, *, seconds: float = 5.0) -> Prediction:
         True
     """
     strategy = found.strategy
-    if strategy.pipeline == 1:
+    if strategy.pipeline == 1 or strategy.slices > 1:  # blocks of a search have no slices
         return found
     known, best = schedule_of(strategy), found
     halves = (False, True) if strategy.recompute == "none" else (False,)

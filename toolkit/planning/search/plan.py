@@ -124,7 +124,7 @@ def plan(
     bound rules it out. For each, a knapsack decides which layers recompute. If even fully
     recomputed layers do not fit, their backward pass runs in parts (StreamBP). The most promising
     pipelines are simulated in the order of every schedule (1F1B, interleaved, breadth-first, ZB-H1,
-    ZB-H2, ZB-V, DualPipe-V), each with its own memory; the fastest also get stages of unequal
+    ZB-H2, ZB-V, DualPipe-V), and of 1F1B with sequences in slices, each with its own memory; the fastest also get stages of unequal
     length, balanced in time as far as memory allows. Experts
     are cut over every product of the innermost chips that divides them, or over none; tokens are
     sent to them by all-to-alls or gathered.
@@ -209,6 +209,7 @@ def searched(
         tell(done, len(bases))
     tell(len(bases), len(bases))
     search.order()
+    search.slice()
     search.balance()
     if not search.best:
         assert search.smallest is not None

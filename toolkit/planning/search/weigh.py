@@ -22,7 +22,7 @@ from toolkit.planning.time.step import layer_seconds
 
 RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers
-CHUNK = 256  # tokens per chunk of a streamed head
+CHUNK = 256  # tokens per chunk of a streamed head, and least tokens of a slice
 BLOCK_CHUNKS = (2, 4, 8, 16)  # chunks of a sequence in the backward pass of a layer
 BALANCED = 8  # number of fastest pipelines whose stages are balanced
 ORDERED = 16  # number of fitting pipelines that are simulated in the order of another schedule
@@ -35,6 +35,7 @@ ORDERS = (
     ("interleaved", 4, 1 / 4), ("interleaved", 2, 1 / 2), ("breadth-first", 4, 1 / 4),
     ("breadth-first", 2, 1 / 2),
 )  # fmt: skip
+SLICES = (2, 4, 8, 16)  # of a sequence
 
 
 class Search:
@@ -145,6 +146,25 @@ class Search:
                     continue
                 if not stages_fault(config, ordered):
                     few.append((about, ordered))
+        self._try_few(few)
+
+    def slice(self) -> None:
+        """Cut the sequences of the pipelines that may be fastest, in the order of 1F1B."""
+        few = []
+        for mean, each in self.piped:
+            base = each.strategy
+            for slices in SLICES:
+                tasks = 3 * base.stage_count * base.microbatches * slices
+                if base.chunks > 1 or tasks > MOST_SIMULATED or mean >= self._bar(base):
+                    continue
+                cut = base.changed(slices=slices)
+                about = _mean_seconds(self.of(cut)) * (1 + (base.pipeline - 1) / cut.parts)
+                if about < self._bar(base) and self._can_cut(cut):
+                    few.append((about, cut))
+        self._try_few(few)
+
+    def _try_few(self, few: list[tuple[float, Strategy]]) -> None:
+        """The most promising orders, each with the least recomputation that fits."""
         few.sort(key=lambda pair: pair[0])
         before = self.fitting
         for about, ordered in few[:LOOKED_AT]:
@@ -161,6 +181,15 @@ class Search:
                         self._try(placed)
                 if each.fits:
                     break
+
+    def _can_cut(self, cut: Strategy) -> bool:
+        """Whether model and sequences can be cut in so many slices."""
+        config, _, batch, length, *_ = self.given
+        try:
+            check_model(config, Strategy(**vars(cut)), batch, length)
+        except ValueError:
+            return False
+        return length // cut.slices >= CHUNK
 
     def balance(self) -> None:
         """Balance the stages of the pipelines that may be fastest."""
