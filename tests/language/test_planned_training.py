@@ -23,6 +23,7 @@ CONFIG = LoopedConfig.tiny(
 SIZES = {"batch": 8, "sequence_length": 16}
 RUN = TrainingRun(CONFIG, steps=30, learning_rate=3e-3, **SIZES)
 PIPED = Strategy(pipeline=2, fsdp=2, data=2, microbatches=2, schedule="zb-h1", shard_optimizer=True)
+SLICED = Strategy(pipeline=2, fsdp=2, tensor=2, microbatches=2, slices=2, recompute="layer")
 # Loops of unlike layers as stages: of one loop, "window" alone is the second.
 LOOPED = dataclasses.replace(CONFIG, pattern="full full window", loops=2)
 AROUND = Strategy(pipeline=2, data=4, microbatches=2, schedule="interleaved", chunks=2)
@@ -48,10 +49,12 @@ def test_a_plan_is_written_and_read(tmp_path):
     ("config", "piped"), [(CONFIG, PIPED), (LOOPED, AROUND)], ids=["one loop", "two loops"]
 )
 def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_path, config, piped):
-    """Under a pipeline, then under FSDP and tensors, then without a plan."""
+    """Under a pipeline, with slices of sequences where loops allow, then under FSDP and tensors,
+    then without a plan."""
     run = dataclasses.replace(RUN, config=config)
     wanted = train_language_model(run, tmp_path / "whole", is_progress_shown=False)
-    for strategy in (piped, Strategy(fsdp=4, tensor=2, recompute="layer"), None):
+    next_plan = Strategy(fsdp=4, tensor=2, recompute="layer") if config.loops > 1 else SLICED
+    for strategy in (piped, next_plan, None):
         form = None if strategy is None else saved(strategy, tmp_path, config).form()
         stop = lambda: True  # noqa: E731
         how = {"form": form, "stop": stop, "is_progress_shown": False}

@@ -36,6 +36,9 @@ STRATEGIES = {
         pipeline=2, data=2, fsdp=2, microbatches=2, schedule="interleaved", chunks=2,
         recompute="2 layer, 3 elementwise", head_chunks=2, shard_optimizer=True,
     ),
+    "slices": Strategy(
+        pipeline=2, fsdp=2, tensor=2, microbatches=2, slices=2, recompute="2 layer, 3 none"
+    ),
 }  # fmt: skip
 
 
@@ -92,6 +95,12 @@ UNLIKE = {
     "hybrid, halves": (
         small("gdn gdn gdn full", loops=1, residual_gate=False),
         Strategy(pipeline=2, microbatches=4, schedule="zb-v", chunks=2),
+    ),
+    "hybrid, slices": (
+        small("gdn full window full", loops=1, norm_every_loop=True),
+        Strategy(
+            pipeline=2, data=2, microbatches=2, slices=4, schedule="gpipe", recompute="elementwise"
+        ),
     ),
     "mixture": (
         small("full full full", loops=1, feed_forwards="swiglu moe moe"),

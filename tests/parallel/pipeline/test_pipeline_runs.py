@@ -264,6 +264,25 @@ def test_the_halves_of_a_backward_pass_share_its_work():
         assert (4 + again) * product >= most - 1000 >= (2 + again) * product
 
 
+@pytest.mark.slow
+def test_what_is_converted_is_kept_once_and_narrow():
+    """Both norms of a stream, and its residual, wait as the one bfloat16 array that they read."""
+
+    def block(w, x, _):
+        wide = x[0].astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(x[0].astype(jnp.float32) ** 2, -1, keepdims=True))
+        return [x[0] + (wide * scale).astype(jnp.bfloat16) @ w[0]]
+
+    w, x = [jnp.eye(WIDTH, dtype=jnp.bfloat16)], [jnp.ones((5, WIDTH), jnp.bfloat16)]
+    cut = partition(block, w, x, [], recompute=False)
+    large = [(a.shape, a.dtype) for a in cut.kept if a.size >= x[0].size]
+    assert large == [((5, WIDTH), jnp.bfloat16)]
+    _, kept = cut.forward(w, x, [])
+    wanted = jax.vjp(lambda w, x: block(w, x, []), w, x)[1](x)
+    found = cut.backward(w, [], kept, x)
+    assert distance(found, wanted[::-1]) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

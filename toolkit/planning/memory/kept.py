@@ -56,7 +56,9 @@ def waiting_per_token(config: LoopedConfig, word: str, length: int) -> tuple[flo
         return [run(x[0], tree.unflatten(weights))]
 
     cut = partition(stage, leaves, [h], [], recompute=False)
-    kept, split = (sum(_padded_bytes(a, h.shape[1]) for a in each) for each in (cut.kept, cut.split))
+    kept, split = (
+        sum(_padded_bytes(a, h.shape[1]) for a in each) for each in (cut.kept, cut.split)
+    )
     return kept / h.shape[1], split / h.shape[1]
 
 

@@ -39,9 +39,7 @@ def pipeline_memory(
     looped = kinds * config.loops
     words = tuple(looped[end - size : end] for end, size in zip(ends, stages, strict=True))
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
-    each = {
-        kind: waiting_bytes(config, *kind, strategy, sequences, length) for kind in set(kinds)
-    }
+    each = {kind: waiting_bytes(config, *kind, strategy, sequences, length) for kind in set(kinds)}
     alone = {kind: layer_memory(config, *kind, strategy, sequences, length).kept for kind in each}
     # Every device has every store, each as large as the largest stage that uses it.
     stores = stores_of(words)
