@@ -58,7 +58,7 @@ class Strategy(Division):
             as a searched one, as the table that `toolkit.schedules.to_csv` writes.
         chunks: stages per device; 2 for "zb-v" and "dualpipe-v", 2 or more for "interleaved" and
             "breadth-first". A pipeline has `pipeline` x `chunks` stages.
-        slices: consecutive parts of equal length into which a pipeline cuts each sequence (TeraPipe).
+        slices: consecutive parts, of equal length, of each sequence in a pipeline (TeraPipe).
             Layers pass keys, values and states on from slice to slice. For "1f1b", "gpipe" and
             tables.
         offload: share of what the forward pass keeps that waits in the host's memory for the

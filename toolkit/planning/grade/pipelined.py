@@ -128,10 +128,11 @@ def pipelined(config, strategy, graphs, specs):
     functions = [functools.partial(stage, works.index(work)) for work in dict.fromkeys(works)]
 
     def run(params, tokens, columns):
-        batch = dict(zip(("tokens", "targets"), jax.tree.map(cut, tokens), strict=True))
+        inputs, targets = jax.tree.map(cut, tokens)
+        batch: dict[str, jax.Array] = {"tokens": inputs, "targets": targets}
         if is_cut:
             goes_on = jnp.arange(strategy.parts) % strategy.slices > 0
-            batch["continues"] = jnp.broadcast_to(goes_on[:, None], batch["tokens"].shape[:2])
+            batch["continues"] = jnp.broadcast_to(goes_on[:, None], inputs.shape[:2])
         weights = params["blocks"]
         shared = {name: leaf for name, leaf in params.items() if name != "blocks"}
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (weights, batch))

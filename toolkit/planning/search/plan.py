@@ -124,10 +124,10 @@ def plan(
     bound rules it out. For each, a knapsack decides which layers recompute. If even fully
     recomputed layers do not fit, their backward pass runs in parts (StreamBP). The most promising
     pipelines are simulated in the order of every schedule (1F1B, interleaved, breadth-first, ZB-H1,
-    ZB-H2, ZB-V, DualPipe-V), and of 1F1B with sequences in slices, each with its own memory; the fastest also get stages of unequal
-    length, balanced in time as far as memory allows. Experts
-    are cut over every product of the innermost chips that divides them, or over none; tokens are
-    sent to them by all-to-alls or gathered.
+    ZB-H2, ZB-V, DualPipe-V), and in that of 1F1B with sequences in slices, each with its own
+    memory; the fastest also get stages of unequal length, balanced in time as far as memory allows.
+    Experts are cut over every product of the innermost chips that divides them, or over none;
+    tokens are sent to them by all-to-alls or gathered.
 
     Args:
         model: a configuration, or the name of one (`MODELS`); the path of a config.json or its
