@@ -12,6 +12,7 @@ communication that hides behind the backward pass.
 """
 
 from toolkit.looped import LoopedConfig
+from toolkit.looped.mixing import LAYERS
 from toolkit.looped.parameters import mixing_flops
 from toolkit.measure import Link
 from toolkit.planning.clusters import Cluster
