@@ -16,8 +16,9 @@ from toolkit.attention.sparse import protocol
 from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
 from toolkit.bench.mixers import steps as mixer_steps
 from toolkit.bench.mixers.kernel_floors import floors_page
+from toolkit.bench.mixers.sparse_inputs import HEADS, SIZE
+from toolkit.bench.mixers.sparse_kernels import GPU_SYSTEMS, kernel_case, prefill_case
 from toolkit.bench.mixers.steps import latent_case, shard_case, shard_work
-from toolkit.bench.sparse import GPU_SYSTEMS, HEADS, SIZE, kernel_case, prefill_case
 from toolkit.measure import UncheckedRatioError, read_records
 
 
