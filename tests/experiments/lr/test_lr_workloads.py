@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.experiments.lr import workloads
+from toolkit.experiments.lr import sources, workloads
 from toolkit.experiments.lr.workloads import WORKLOADS, workload
 
 NAMES = tuple(WORKLOADS)
@@ -41,7 +41,7 @@ def test_the_loss_is_finite_and_has_gradients(problem):
 
 
 def test_rows_belong_to_one_split():
-    splits = workloads._shuffled_splits(np.arange(100), np.arange(100))
+    splits = sources.shuffled_splits(np.arange(100), np.arange(100))
     rows = [set(split[0]) for split in splits.values()]
     assert [len(split) for split in rows] == [60, 20, 20]
     assert set.union(*rows) == set(range(100))
@@ -49,8 +49,8 @@ def test_rows_belong_to_one_split():
 
 def test_windows_of_text_belong_to_one_split():
     text = np.arange(1000)  # each character says where it stands
-    cut = {name: np.asarray(part) for name, part in workloads._windows(text, 8).items()}
-    draw = workloads._draw_windows
+    cut = {name: np.asarray(part) for name, part in sources.windows(text, 8).items()}
+    draw = sources.draw_windows
     step = seed = jnp.uint32(0)
     drawn = draw(jnp.asarray(cut["training"]), step, seed, length=8, batch_size=4096)
     assert drawn.min() == 0
@@ -68,7 +68,7 @@ def test_a_convolution_as_a_product():
     rng = np.random.default_rng(0)
     images = jnp.asarray(rng.normal(size=(2, 8, 8, 3)), jnp.float32)
     kernel = jnp.asarray(rng.normal(size=(3, 3, 3, 5)), jnp.float32)
-    ours = workloads._neighbourhoods(images) @ kernel.reshape(27, 5)
+    ours = sources.neighbourhoods(images) @ kernel.reshape(27, 5)
     theirs = jax.lax.conv_general_dilated(
         images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -78,6 +78,6 @@ def test_a_convolution_as_a_product():
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(RuntimeError, match="pip install scikit-learn"):
-        workloads._scikit_learn("load_digits")
+        sources.scikit_learn("load_digits")
     with pytest.raises(ValueError, match="'mnist', wanted one of digits-mlp"):
         workload("mnist")
