@@ -19,6 +19,7 @@ EXPERIMENTS: dict[str, str] = {
     "sparse": "sparse decoding: needles found, mass kept, bytes read, system by system",
     "gradients": "gradients in fewer bytes: feedback, local steps, sparse rows, greedy choices",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
+    "transfer": "the rate of a small model on a large one: muP, decay, hypersphere, search",
 }
 """Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from toolkit.experiments.kit.chart import LOOKS, caption_below
+from toolkit.experiments.lr.evaluation import EVALUATION
 from toolkit.experiments.lr.methods import METHODS
 from toolkit.experiments.lr.report import (
     DEFAULT,
@@ -19,7 +20,6 @@ from toolkit.experiments.lr.report import (
     profile,
     profile_area,
 )
-from toolkit.experiments.lr.workloads import WORKLOADS
 from toolkit.figures import ACCENT, FAINT, INK, new_figure
 
 PROFILED = (
@@ -36,7 +36,7 @@ SPREAD = 0.22  # between the budgets of a row
 def draw(found: Sequence[Cell], caption: str) -> Figure:
     """One panel per workload with a row per method, and the performance profile."""
     found = [cell for cell in found if cell.losses]
-    workloads = [name for name in WORKLOADS if any(cell.workload == name for cell in found)]
+    workloads = [name for name in EVALUATION if any(cell.workload == name for cell in found)]
     budgets = sorted({cell.budget for cell in found})
     figure = new_figure(14.0, 10.5)
     if not workloads:

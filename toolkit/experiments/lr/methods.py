@@ -1,13 +1,14 @@
 """Ways to choose a learning rate: an oracle, a default, a tuning-free optimiser, or a search within
 a budget.
 
-Every method gets the same three decades of rates and the same number of gradient evaluations,
+The default search gets the five decades that are its default, other methods three decades of
+rates, and all the same number of gradient evaluations,
 including those of discarded trials; a forward pass counts a third. Only the oracle's tuning is
 free: it is an upper bound, not a contender.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import optax
 
 from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import Workload, workload
+from toolkit.lr import LR_RANGE as SEARCHED
 from toolkit.lr import AutoLRS, ProbeThenDecay, Searcher, contender, search, shape_rates
 from toolkit.lr.contenders import WARMUP
 from toolkit.lr.protocol import FORWARD_COST
@@ -26,6 +28,8 @@ from toolkit.parallel.updates import TrainState
 LR_RANGE = (1e-4, 1e-1)
 GRID = tuple(float(rate) for rate in np.geomspace(*LR_RANGE, 7))  # two per decade
 DEFAULT_RATE = GRID[3]  # the middle, on all workloads
+ORACLE_GRID = tuple(float(rate) for rate in np.geomspace(1e-5, 1, 11))  # as wide as the search's
+SWEEPS = (3, 9)  # trials around the default, two per decade
 TRIALS = 4
 CONTESTANTS = 8  # of successive halving, and random probes
 PROBED = 0.1  # of the budget, by these
@@ -60,7 +64,7 @@ def _oracle(
     shape: str, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
 ) -> list:
     """Linear warm-up and a shape, at every rate of the grid; see `_best_of_grid`."""
-    table = np.multiply.outer(GRID, _shape(shape, budget))
+    table = np.multiply.outer(ORACLE_GRID, _shape(shape, budget))
     validation, test, _ = _tabulated(problem, np.tile(table, (len(seeds), 1, 1)), seeds, progress)
     outcomes = _best_of_grid(problem, budget, validation, test)
     if shape == "linear":
@@ -102,15 +106,34 @@ def _optax_oracle(
 
         found.append(_contend(contender(name, budget, rate), problem, budget, seeds, part)[:2])
     validation, test = (np.concatenate(column, axis=1) for column in zip(*found, strict=True))
-    return _best_of_grid(problem, budget, validation, test)
+    return _best_of_grid(problem, budget, validation, test, GRID)
 
 
 def _random_search(problem: Workload, budget: int, seeds: np.ndarray, progress: Progress) -> list:
     """Log-uniform peaks, linear decay, a trial each; that of the best validation loss is kept."""
-    forward = TRIALS * VALIDATION_BATCHES * FORWARD_COST
-    steps = int((budget - forward) / TRIALS)
-    peaks = _log_uniform(seeds, TRIALS)
-    table = peaks[..., None] * _shape("linear", steps)
+    return _best_trial("linear", _log_uniform(seeds, TRIALS), problem, budget, seeds, progress)
+
+
+def _sweep(
+    shape: str, count: int, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
+) -> list:
+    """Peaks around the default, two per decade; the trial of the best validation loss is kept."""
+    peaks = DEFAULT_RATE * 10 ** ((np.arange(count) - count // 2) / 2)
+    return _best_trial(shape, np.tile(peaks, (len(seeds), 1)), problem, budget, seeds, progress)
+
+
+def _best_trial(
+    shape: str,
+    peaks: np.ndarray,
+    problem: Workload,
+    budget: int,
+    seeds: np.ndarray,
+    progress: Progress,
+) -> list:
+    trials = peaks.shape[1]
+    forward = trials * VALIDATION_BATCHES * FORWARD_COST
+    steps = int((budget - forward) / trials)
+    table = peaks[..., None] * _shape(shape, steps)
     validation, test, spent = _tabulated(problem, table, seeds, progress, is_charged=True)
     best = validation.argmin(1)
     return [
@@ -164,6 +187,7 @@ def _successive_halving(
 
 def _search(
     searcher: Callable[[tuple[float, float], int], Searcher],
+    lr_range: tuple[float, float],
     problem: Workload,
     budget: int,
     seeds: np.ndarray,
@@ -181,7 +205,7 @@ def _search(
             problem.init(jax.random.key(seed)),
             (problem.data, jnp.uint32(seed)),
             sample=trainer.sample,
-            lr_range=LR_RANGE,
+            lr_range=lr_range,
             budget=budget,
             searcher=searcher,
             optimizer=trainer.optimizer,
@@ -221,15 +245,19 @@ def _methods() -> dict[str, Method]:
         "constant": "constant",
     }
     rows = [
-        Method("linear (oracle)", "oracle", functools.partial(_oracle, "linear"), 7),
-        Method("probe then decay", "search", functools.partial(_search, ProbeThenDecay)),
+        Method("linear (oracle)", "oracle", functools.partial(_oracle, "linear"), 11),
+        Method("probe then decay", "search", functools.partial(_search, ProbeThenDecay, SEARCHED)),
         Method("random search", "search", _random_search),
+        *(Method(f"sweep of {count}, {shapes.get(shape, shape)}", "search",
+                 functools.partial(_sweep, shape, count))
+          for count in SWEEPS for shape in ("linear", "cosine", "wsd")),
         Method("random probes", "search", _random_probes),
         *(Method(title, "tuning-free", functools.partial(_optax, name, None))
           for name, title in free.items()),
         Method("successive halving", "search", _successive_halving),
-        Method("AutoLRS", "search", functools.partial(_search, autolrs), 1.5),
-        Method("AutoLRS, robust", "search", functools.partial(_search, AutoLRS.scaled), 1.5),
+        Method("AutoLRS", "search", functools.partial(_search, autolrs, LR_RANGE), 1.5),
+        Method("AutoLRS, robust", "search",
+               functools.partial(_search, AutoLRS.scaled, LR_RANGE), 1.5),
         Method("linear, fixed rate", "fixed", functools.partial(_fixed, "linear")),
         Method("Schedule-Free, fixed", "fixed",
                functools.partial(_optax, "schedule_free", DEFAULT_RATE)),
@@ -278,11 +306,15 @@ def _contend(
 
 
 def _best_of_grid(
-    problem: Workload, budget: int, validation: np.ndarray, test: np.ndarray
+    problem: Workload,
+    budget: int,
+    validation: np.ndarray,
+    test: np.ndarray,
+    rates: Sequence[float] = ORACLE_GRID,
 ) -> list[dict[str, Any]]:
     """The rate with the lowest mean validation loss over the seeds; its search is free."""
     best = int(validation.mean(0).argmin())
-    return [_outcome(problem, losses[best], GRID[best], budget) for losses in test]
+    return [_outcome(problem, losses[best], rates[best], budget) for losses in test]
 
 
 def _outcome(problem: Workload, test: float, peak: float | None, spent: float) -> dict[str, Any]:

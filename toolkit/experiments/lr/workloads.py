@@ -169,8 +169,3 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "looped": _looped,
 }
 """Name -> how to make it."""
-
-MILLISECONDS = {
-    "digits-mlp": 0.16, "tabular": 0.03, "char-lm": 0.22, "digits-cnn": 0.4, "looped": 1.8
-}  # fmt: skip
-"""Name -> processor time of a step with Adam, measured on one core of two."""
