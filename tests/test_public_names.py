@@ -47,13 +47,12 @@ NAMES = {
         tokens_reached truncated_logits vote with_loops with_windows
     """,
     "lr": """
-        AutoLRS CONTENDERS Contender Controller CoordinateCheck Forecast GaussianProcess
-        JointResult Ledger LR_RANGE MODES ModelOfWidth NoisyQuadratic ProbeThenDecay Request
-        SearchProgress SearchResult Searcher TrainState Transfer ask contender cooldown_schedule
-        coordinate_check effective_rate fit_gaussian_process forecast_loss init joint_search
-        last_iterate_bound lowest_confidence_bound momentum_losses power_schedule
-        published_forecast refined_schedule search shape_rates tabulated_schedule tell transfer
-        transferred_weights warmup_stable_decay_schedule
+        AutoLRS CONTENDERS Contender Controller CoordinateCheck Forecast GaussianProcess Ledger
+        LR_RANGE MODES ModelOfWidth NoisyQuadratic ProbeThenDecay Request SearchProgress
+        SearchResult Searcher TrainState Transfer ask contender cooldown_schedule coordinate_check
+        fit_gaussian_process forecast_loss init last_iterate_bound lowest_confidence_bound
+        power_schedule published_forecast refined_schedule search shape_rates tabulated_schedule
+        tell transfer transferred_weights warmup_stable_decay_schedule
     """,
     "measure": """
         Collective Hardware Peak ProgramCost Record Timing UncheckedRatioError available_cores

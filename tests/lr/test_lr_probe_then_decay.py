@@ -7,6 +7,7 @@ from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
 from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
+from toolkit.lr.probe_then_decay import RATIO
 
 LR_RANGE = (1e-3, 1.0)
 
@@ -23,22 +24,29 @@ def run(searcher, losses_of=losses_of, controller=None, most=None):
     return drive(searcher, losses_of, controller, most)
 
 
-def test_probes_on_a_grid_then_longer_ones_then_the_run():
+def test_probes_around_the_middle_then_beyond_the_best_then_the_run():
     searcher = ProbeThenDecay(LR_RANGE, 4000)
-    controller, requests = run(searcher)
+    controller, requests = run(searcher, lambda request: losses_of(request, 2e-1))
     probes = [r for r, _ in requests if r.kind == "probe"]
-    assert [r.rates.shape for r in probes] == [(5, 20), (3, 120)]
-    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*LR_RANGE, 5), rtol=1e-6)
+    assert [r.rates.shape for r in probes] == [(3, 120), (1, 120)]
+    rates = np.concatenate([probe.rates.max(1) for probe in probes])
+    np.testing.assert_allclose(rates, np.sqrt(1e-3) * RATIO ** np.arange(-1, 3), rtol=1e-6)
     for probe in probes:  # a rise, then a fall to almost nothing
         assert (np.diff(probe.rates[:, : round(0.2 * probe.rates.shape[1])]) > 0).all()
         assert (probe.rates[:, -1] < 0.2 * probe.rates.max(1)).all()
     assert controller.ledger.gradient_evaluations == 4000
-    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 5 * 20 - 3 * 120
-    assert controller.ledger.sequential_depth == 4000 - 4 * 20 - 2 * 120
+    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 4 * 120
+    assert controller.ledger.sequential_depth == 4000 - 2 * 120
     assert all(is_kept == (r.kind == "train") for r, is_kept in requests)
-    usual = 3e-2 * (300 / controller.ledger.kept_steps) ** 0.2
+    usual = 2e-1 * (300 / controller.ledger.kept_steps) ** 0.2
     assert controller.rates.max() == pytest.approx(usual, rel=0.25)
     assert controller.rates[-1] < 0.01 * controller.rates.max()
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(90, 7), (240, 20), (600, 20), (4000, 120)])
+def test_a_probe_has_twenty_steps_or_what_the_budget_bears(budget, steps):
+    request, _ = run(ProbeThenDecay(LR_RANGE, budget), most=1)[1][0]
+    assert request.rates.shape == (3, steps)
 
 
 @pytest.mark.parametrize("budget", [1, 3, 99, 400, 951, 4001])
@@ -56,7 +64,7 @@ def test_the_budget_is_kept_to_the_step(budget, options, validation_batches):
 
 
 def test_a_budget_too_small_to_probe_takes_the_middle():
-    controller, requests = run(ProbeThenDecay(LR_RANGE, 100))
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 30))
     assert all(r.kind == "train" for r, _ in requests)
     assert controller.rates.max() == pytest.approx(np.sqrt(1e-3))
 
@@ -78,8 +86,8 @@ def test_short_probes_that_like_the_lowest_rate_are_not_followed_out_of_the_inte
     def noise(request):
         return losses_of(request, best=1e-9)
 
-    controller, requests = run(ProbeThenDecay(LR_RANGE, 1000), noise)
-    assert max(r.rates.shape[1] for r, _ in requests if r.kind == "probe") < 40
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 150), noise)
+    assert max(r.rates.shape[1] for r, _ in requests if r.kind == "probe") < 20
     assert controller.extended == 0
     assert controller.table["rate"].min() >= LR_RANGE[0]
     assert controller.rates.max() > LR_RANGE[0]
@@ -151,17 +159,28 @@ def test_a_controller_resumes_from_its_arrays(cut):
 
 def test_the_peak_of_a_parabola_and_of_a_cliff():
     rates = np.geomspace(1e-3, 1.0, 7)
-    exact = find_peak(rates, (np.log(rates) - np.log(2e-2)) ** 2)
+    peak = lambda losses: find_peak(rates, losses[:, None])  # noqa: E731
+    exact = peak((np.log(rates) - np.log(2e-2)) ** 2)
     assert np.exp(exact.log_rate) == pytest.approx(2e-2)
     assert exact.edge == 0
     cliff = np.array([7.0, 6, 5, 4, 3, np.inf, np.inf])
-    found = find_peak(rates, cliff)
+    found = peak(cliff)
     assert rates[3] < np.exp(found.log_rate) <= rates[4]
-    assert find_peak(rates, np.full(7, np.inf)) is None
-    assert find_peak(rates, rates).edge == -1
+    assert peak(np.full(7, np.inf)) is None
+    assert peak(rates).edge == -1
     broken_down = np.array([7.0, 6, 5, 6, 8, 4.5, 4.9])
-    assert rates[1] < np.exp(find_peak(rates, broken_down).log_rate) < rates[3]
-    assert find_peak(rates, -rates).edge == 1
+    assert rates[1] < np.exp(peak(broken_down).log_rate) < rates[3]
+    assert peak(-rates).edge == 1
+
+
+def test_a_rise_within_the_noise_of_the_differences_does_not_stop_the_search():
+    rates, noise = np.geomspace(1e-3, 1.0, 4), np.array([[1.0, -1, 1, -1]])
+    rising = np.array([[5.0], [5.1], [4.0], [6.0]])  # the lowest is a little better by chance
+    unsure = rising + noise * np.array([[0.0], [1.0], [0.0], [0.0]])
+    assert np.exp(find_peak(rates, unsure).log_rate) == pytest.approx(rates[2], rel=1.0)
+    assert find_peak(rates, rising + 0 * noise).edge == -1  # the control: it surely rises
+    shared = rising + 100 * noise  # noise of the batches is in all alike
+    assert find_peak(rates, shared).edge == -1
 
 
 def test_only_a_long_run_wants_a_lower_peak_than_its_probes():

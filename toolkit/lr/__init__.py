@@ -26,10 +26,6 @@ The same for custom training loops
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
-More than the rate
-* `joint_search`: rate, momentum, weight decay, batch size; returns a `JointResult`
-* `effective_rate`: rate / (1 - momentum), whose best value depends less on the momentum
-
 From a small model to a large one
 * `transfer`: factors of rates, decays, logits by width, depth, batch, tokens; returns a `Transfer`
 * `transferred_weights`: the initial weights that go with them
@@ -45,7 +41,6 @@ Its parts
 
 Ground truth
 * `NoisyQuadratic`: a problem with exact final losses and known best schedules
-* `momentum_losses`: the same with momentum, weight decay and changing batch sizes
 * `last_iterate_bound`: the bound of convex theory on a schedule
 """
 
@@ -58,10 +53,8 @@ from toolkit.lr.fits.gaussian_process import (
     fit_gaussian_process,
     lowest_confidence_bound,
 )
-from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.problems.convex_bound import last_iterate_bound
-from toolkit.lr.problems.noisy_momentum import momentum_losses
 from toolkit.lr.problems.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.running.candidates import MODES
@@ -87,7 +80,6 @@ __all__ = [
     "CoordinateCheck",
     "Forecast",
     "GaussianProcess",
-    "JointResult",
     "Ledger",
     "ModelOfWidth",
     "NoisyQuadratic",
@@ -102,14 +94,11 @@ __all__ = [
     "contender",
     "cooldown_schedule",
     "coordinate_check",
-    "effective_rate",
     "fit_gaussian_process",
     "forecast_loss",
     "init",
-    "joint_search",
     "last_iterate_bound",
     "lowest_confidence_bound",
-    "momentum_losses",
     "power_schedule",
     "published_forecast",
     "refined_schedule",

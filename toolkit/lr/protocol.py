@@ -108,7 +108,7 @@ class Request:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
         >>> request = ask(searcher, init(searcher))
         >>> request.points, request.rates.shape
-        (9, (5, 9))
+        (20, (3, 20))
     """
 
     kind: str

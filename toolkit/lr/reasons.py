@@ -6,7 +6,7 @@ import numpy as np
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.probes import AROUND_PEAK, GRID, find_stage_peak, is_inconclusive
+from toolkit.lr.probes import PEAK, best_peak, is_inconclusive
 from toolkit.lr.protocol import Controller
 
 
@@ -34,13 +34,10 @@ def reason_of(constants: Any, controller: Controller) -> str:
 
 
 def _by_probes(controller: Any) -> str:
-    stage = AROUND_PEAK if (controller.table["stage"] == AROUND_PEAK).any() else GRID
-    rows = controller.table["stage"] == stage
+    rows = controller.table["stage"] == PEAK
     rates, steps = controller.table["rate"][rows], controller.table["steps"][rows].max()
-    if not np.isfinite(controller.table["forecast"][rows]).any():
-        return f"all {len(rates)} probes around the best of the first ones diverged: the lowest"
-    peak = find_stage_peak(controller, stage)
-    if stage == GRID and is_inconclusive(controller, stage, peak):
+    peak = best_peak(controller)
+    if is_inconclusive(controller, peak):
         return f"probes of {steps} steps are too short to tell: the middle of lr_range"
     if peak.edge:
         which = "highest" if peak.edge > 0 else "lowest"

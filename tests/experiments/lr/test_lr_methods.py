@@ -11,19 +11,20 @@ import pytest
 
 from toolkit.experiments import load_experiment, run_experiment
 from toolkit.experiments.lr import experiment, methods
+from toolkit.experiments.lr.evaluation import EVALUATION, MILLISECONDS
 from toolkit.experiments.lr.methods import (
     BY_RATE,
     FORWARD_COST,
-    GRID,
     LR_RANGE,
     METHODS,
+    ORACLE_GRID,
     PEAK,
     SPENT,
     TEST,
     VALIDATION_BATCHES,
 )
+from toolkit.experiments.lr.sources import Workload
 from toolkit.experiments.lr.training import LaneTrainer
-from toolkit.experiments.lr.workloads import MILLISECONDS, WORKLOADS, Workload
 from toolkit.lr import contender, search, shape_rates
 from toolkit.lr.running.candidates import CandidateRunner
 
@@ -57,7 +58,7 @@ def toy() -> Workload:
 
 @pytest.fixture
 def problem(monkeypatch):
-    monkeypatch.setitem(WORKLOADS, "toy", toy)
+    monkeypatch.setitem(EVALUATION, "toy", toy)
     monkeypatch.setitem(MILLISECONDS, "toy", 1.0)
     return experiment.workload("toy")
 
@@ -91,16 +92,19 @@ def test_the_budget_is_kept_to_the_step(problem, name, monkeypatch):
     assert all(BUDGET - ROUNDING <= each <= BUDGET + TOLERANCE for each in spent)
     forward = sum(spent) - sum(made)
     trials = {"random search": 4, "random probes": 8, "successive halving": 14}.get(name, 0)
+    if name.startswith("sweep of "):
+        trials = int(name.split()[2].strip(","))
     expected = len(SEEDS) * trials * VALIDATION_BATCHES * FORWARD_COST
     assert forward == pytest.approx(expected, abs=TOLERANCE)
-    if PEAK in outcomes[0] and name != "probe then decay":  # which may look beyond
+    is_wider = name.startswith(("probe then decay", "sweep of 9"))
+    if PEAK in outcomes[0] and not is_wider:
         assert all(LR_RANGE[0] * 0.9 <= outcome[PEAK] for outcome in outcomes)
 
 
 def test_an_oracle_takes_one_rate_for_all_seeds_by_validation_losses(problem):
     outcomes = run("linear (oracle)", problem)
     assert len({outcome[PEAK] for outcome in outcomes}) == 1
-    best = GRID.index(outcomes[0][PEAK])
+    best = ORACLE_GRID.index(outcomes[0][PEAK])
     assert all(outcome[TEST] == outcome[BY_RATE][best] for outcome in outcomes)
     assert all(outcome[SPENT] == BUDGET for outcome in outcomes)
 
@@ -142,7 +146,7 @@ def test_it_is_the_search_that_users_call(problem):
     result = search(
         problem.loss, problem.init(jax.random.key(seed)),
         lambda step: problem.sample(problem.data, step, jnp.uint32(seed)),
-        lr_range=LR_RANGE, budget=BUDGET, optimizer=optax.adam(1.0),
+        budget=BUDGET, optimizer=optax.adam(1.0),
     )  # fmt: skip
     [found] = run("probe then decay", problem, np.array([seed]))
     assert found[PEAK] == pytest.approx(result.progress.controller.rates.max(), rel=1e-3)

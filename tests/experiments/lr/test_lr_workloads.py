@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 
 from toolkit.experiments.lr import sources, workloads
+from toolkit.experiments.lr.evaluation import EVALUATION
+from toolkit.experiments.lr.experiment import EXPERIMENT
 from toolkit.experiments.lr.workloads import WORKLOADS, workload
 
-NAMES = tuple(WORKLOADS)
+# Fine-tuning trains first, and is left to the night.
+NAMES = [
+    *WORKLOADS,
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in EVALUATION),
+]
+
+
+SCIKIT_LEARN = ("autoencoder", "ddpm", "diabetes")
 
 
 @pytest.fixture(params=NAMES)
 def problem(request):
-    if request.param.startswith("digits"):
+    if request.param in SCIKIT_LEARN or request.param.startswith("digits"):
         pytest.importorskip("sklearn")
     return workload(request.param)
 
@@ -38,6 +47,16 @@ def test_the_loss_is_finite_and_has_gradients(problem):
     loss, gradients = jax.jit(jax.value_and_grad(problem.loss))(params, batch)
     assert 0 < loss < 10
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradients))
+
+
+def test_no_workload_of_evaluation_is_one_of_development():
+    assert not WORKLOADS.keys() & EVALUATION.keys()
+    made = {setting.workload for setting in EXPERIMENT.settings.values()}
+    assert made == EVALUATION.keys()
+    sources_of = [
+        {build.__module__ for build in table.values()} for table in (WORKLOADS, EVALUATION)
+    ]
+    assert not set.intersection(*sources_of)
 
 
 def test_rows_belong_to_one_split():

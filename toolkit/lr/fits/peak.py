@@ -26,15 +26,16 @@ class PeakRate:
     edge: int  # -1 or 1 if it is the lowest or the highest rate tried, otherwise 0
 
 
-def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:
+def find_peak(rates: np.ndarray, ends: np.ndarray) -> PeakRate | None:
     """Fit a parabola in log rate to the best rate and its neighbours; None if all diverged.
 
-    The best is the lowest rate above which the loss rises. A lower loss beyond that rise belongs to
-    a run that broke down: early on, a model that predicts the average is not the worst.
+    The best is the lowest rate above which the losses `ends` [candidates, points] surely rise. A
+    lower loss beyond that rise belongs to a run that broke down: early on, a model that predicts
+    the average is not the worst.
     """
     order = np.argsort(rates)
-    x, y = np.log(rates[order]), losses[order]
-    best = first_before_a_rise(y)
+    x, ends = np.log(rates[order]), ends[order]
+    best, y = first_before_a_rise(ends), ends.mean(-1)
     if not np.isfinite(y[best]):
         return None
     if best in (0, len(x) - 1):
@@ -49,10 +50,23 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:
     return PeakRate(float(x[best] + offset), 0)
 
 
-def first_before_a_rise(losses: np.ndarray) -> int:
-    """The first after which the losses [candidates], by ascending rate, rise; or else the last."""
-    rises = np.flatnonzero(np.isfinite(losses[:-1]) & (losses[1:] >= losses[:-1]))
-    return int(rises[0]) if len(rises) else len(losses) - 1
+def first_before_a_rise(ends: np.ndarray) -> int:
+    """The first after which the losses [candidates, points], by ascending rate, surely rise: by
+    more than two standard deviations of their differences on the same batches. Or else the best.
+    """
+    best = 0
+    for at in range(1, len(ends)):
+        if not np.isfinite(ends[best]).all():
+            best = at
+        elif not np.isfinite(ends[at]).all():
+            break
+        else:
+            rises = ends[at] - ends[best]
+            if rises.mean() < 0:
+                best = at
+            elif rises.mean() >= GUARD * _noise(rises):
+                break
+    return best
 
 
 def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:
@@ -68,9 +82,8 @@ def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean losses at the end of each curve [candidates], infinity if it diverged, and the variances
     of their *differences*, in which noise of the shared batches cancels.
     """
-    points = _tail_points(losses)
-    tail = np.where(np.isfinite(losses).all(-1, keepdims=True), losses, np.inf)[:, -points:]
-    means, variances = tail.mean(-1), np.zeros(len(tail))
+    tail = curve_ends(losses)
+    points, means, variances = tail.shape[-1], tail.mean(-1), np.zeros(len(tail))
     finite = np.isfinite(means)
     if points > 1 and finite.sum() > 1:
         alone = tail[finite] - np.median(tail[finite], axis=0)
@@ -82,13 +95,24 @@ def surely_better(losses: np.ndarray, base: int) -> int:
     """The candidate of the lowest loss at the end, if it beats the base by more than two standard
     deviations of the differences between them on the same batches; otherwise the base.
     """
-    means, _ = tail_scores(losses)
-    best = int(np.argmin(means))
-    if best == base or not np.isfinite(means[base]):
+    ends = curve_ends(losses)
+    best = int(np.argmin(ends.mean(-1)))
+    if best == base or not np.isfinite(ends[base]).all():
         return best
-    gains = (losses[base] - losses[best])[-_tail_points(losses) :]
-    noise = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
-    return best if gains.mean() > GUARD * noise else base
+    gains = ends[base] - ends[best]
+    return best if gains.mean() > GUARD * _noise(gains) else base
+
+
+def curve_ends(losses: np.ndarray) -> np.ndarray:
+    """The last points [candidates, points] of each curve, infinity if it diverged."""
+    finite = np.isfinite(losses).all(-1, keepdims=True)
+    return np.where(finite, losses, np.inf)[:, -_tail_points(losses) :]
+
+
+def _noise(differences: np.ndarray) -> float:
+    """Standard deviation of their mean."""
+    count = len(differences)
+    return float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
 
 
 def _tail_points(losses: np.ndarray) -> int:

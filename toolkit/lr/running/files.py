@@ -69,7 +69,8 @@ def _named(progress: Any) -> dict[str, Any]:
 
 
 def _stored(leaf: Any) -> np.ndarray:
-    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    # safetensors writes the memory of a slice or a transpose as if its rows were whole.
+    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf, order="C")
     # NumPy's readers of such files know no bfloat16.
     return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
 

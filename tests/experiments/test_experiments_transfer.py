@@ -1,0 +1,75 @@
+"""The arena of carried rates: what an excess is, the sphere, one short run of every rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from toolkit.experiments import load_experiment, transfer
+from toolkit.experiments.kit.experiment import Workspace
+from toolkit.experiments.kit.results import Results
+from toolkit.experiments.transfer import LOSSES, MUP, RATES, SIZES, STANDARD, TransferSetting
+from toolkit.lr import transfer as factors
+
+TOLERANCE = 1e-5  # of float32
+
+
+def parabola(best, floor=1.0):
+    return [floor + 0.1 * (place - best) ** 2 for place in range(len(RATES))]
+
+
+def made_up(standard_moves_by):
+    """Runs of muP, whose best rate stays, and of the standard rule, whose best rate falls."""
+    outcomes = {}
+    for rule, moves in ((MUP, 0), (STANDARD, standard_moves_by)):
+        for size, best in ((SIZES[0], 5), (SIZES[-1], 5 - moves)):
+            label = TransferSetting(rule, *size).label
+            noise = [0.01 * seed for seed in range(5)]
+            outcomes[label] = {
+                seed: {LOSSES: list(np.add(parabola(best), noise[seed]))} for seed in range(5)
+            }
+    return Results(outcomes)
+
+
+def test_the_excess_is_what_the_small_models_rate_costs_and_the_control_must_lose():
+    results = made_up(standard_moves_by=2)
+    assert transfer.excess(results, MUP, SIZES[-1]) == pytest.approx(np.zeros(5))
+    assert transfer.excess(results, STANDARD, SIZES[-1]) == pytest.approx(np.full(5, 0.4))
+    assert load_experiment("transfer").verdicts(results)[0].word == "seen"
+    assert load_experiment("transfer").verdicts(made_up(0))[0].word == "void"
+    assert "0.400 +-0.000" in transfer.report(results)
+    few = made_up(standard_moves_by=2)
+    few.outcomes[TransferSetting(MUP, *SIZES[-1]).label].popitem()
+    assert load_experiment("transfer").verdicts(few)[0].word == "not shown"
+    margins, _ = transfer._ends_lower(MUP, STANDARD)(few)
+    assert margins == pytest.approx(np.full(4, 0.4))  # as many as both have, paired by seed
+
+
+def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():
+    key = jax.random.key(0)
+    weights = {"w": jax.random.normal(key, (8, 8)), "b": jnp.ones(8)}
+    small = {"w": jnp.ones((4, 4)), "b": jnp.ones(4)}
+    moved = factors(small, weights, width=2)
+    optimizer = transfer._optimizer(transfer.SPHERE, moved)
+    for size in (1e-3, 1e3):
+        gradient = jax.tree.map(
+            lambda w, size=size: size * jax.random.normal(key, w.shape) + w, weights
+        )
+        updates, _ = optimizer.update(gradient, optimizer.init(weights), weights)
+        lengths = [float(jnp.linalg.norm(x["w"])) for x in (updates, weights)]
+        assert lengths[0] == pytest.approx(lengths[1], rel=TOLERANCE)
+        assert float(jnp.abs(updates["b"]).max()) == pytest.approx(1.0, rel=1e-3)  # Adam's first
+    stepped = optax.apply_updates(weights, jax.tree.map(lambda u: 0.1 * u, updates))
+    norm = jnp.linalg.norm(weights["w"])
+    on = transfer._on_sphere(stepped["w"], "hidden", norm)
+    assert float(jnp.linalg.norm(on)) == pytest.approx(float(norm), rel=TOLERANCE)
+    np.testing.assert_array_equal(transfer._on_sphere(stepped["b"], "input", norm), stepped["b"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rule", [*transfer.RULES, transfer.SEARCH])
+def test_every_rule_runs_made_short(rule, tmp_path):
+    setting = TransferSetting(rule, 128, 1, steps=60)
+    outcome = transfer.execute(setting, 0, Workspace(tmp_path, lambda share: None))
+    assert outcome["loss"] < 3.5
