@@ -177,9 +177,9 @@ def _optimizer(rule: str, moved: Transfer) -> optax.GradientTransformation:
         every = lambda updates: jax.tree.map(lambda _: MuonDimensionNumbers(), updates)  # noqa: E731
         muon = optax.contrib.scale_by_muon(weight_dimension_numbers=every)
         turning = optax.chain(muon, optax.stateless(_as_long_as_weights))
-        groups = jax.tree.map(lambda role: role == "hidden", moved.roles)
-        parts = {True: turning, False: optax.scale_by_adam()}
-        return optax.chain(optax.partition(parts, groups), optax.scale(-1.0))
+        parts = {role: optax.scale_by_adam() for role in ("fixed", "input", "output")}
+        groups = optax.partition({**parts, "hidden": turning}, moved.roles)
+        return optax.chain(groups, optax.scale(-1.0))
     if rule in (MUP, COUPLED):
         adam = optax.scale_by_adam(eps=1e-8 * moved.epsilon)
         decay = moved.add_decayed_weights(DECAY)
