@@ -9,7 +9,7 @@ free: it is an upper bound, not a contender.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,13 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.experiments.lr.training import LaneTrainer
+from toolkit.experiments.lr.training import LaneTrainer, gathered
 from toolkit.experiments.lr.workloads import Workload, workload
 from toolkit.lr import LR_RANGE as SEARCHED
 from toolkit.lr import AutoLRS, ProbeThenDecay, Searcher, contender, search, shape_rates
 from toolkit.lr.contenders import WARMUP
 from toolkit.lr.protocol import FORWARD_COST
-from toolkit.parallel.updates import TrainState
 
 LR_RANGE = (1e-4, 1e-1)
 GRID = tuple(float(rate) for rate in np.geomspace(*LR_RANGE, 7))  # two per decade
@@ -109,30 +108,19 @@ def _optax_oracle(
     return _best_of_grid(problem, budget, validation, test, GRID)
 
 
-def _random_search(problem: Workload, budget: int, seeds: np.ndarray, progress: Progress) -> list:
-    """Log-uniform peaks, linear decay, a trial each; that of the best validation loss is kept."""
-    return _best_trial("linear", _log_uniform(seeds, TRIALS), problem, budget, seeds, progress)
-
-
-def _sweep(
-    shape: str, count: int, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
-) -> list:
-    """Peaks around the default, two per decade; the trial of the best validation loss is kept."""
-    peaks = DEFAULT_RATE * 10 ** ((np.arange(count) - count // 2) / 2)
-    return _best_trial(shape, np.tile(peaks, (len(seeds), 1)), problem, budget, seeds, progress)
-
-
-def _best_trial(
+def _trials(
+    is_random: bool,
+    count: int,
     shape: str,
-    peaks: np.ndarray,
     problem: Workload,
     budget: int,
     seeds: np.ndarray,
     progress: Progress,
 ) -> list:
-    trials = peaks.shape[1]
-    forward = trials * VALIDATION_BATCHES * FORWARD_COST
-    steps = int((budget - forward) / trials)
+    """Peaks at random, or around the default; the run of the best validation loss is kept."""
+    peaks = _log_uniform(seeds, count) if is_random else _around_default(seeds, count)
+    forward = count * VALIDATION_BATCHES * FORWARD_COST
+    steps = int((budget - forward) / count)
     table = peaks[..., None] * _shape(shape, steps)
     validation, test, spent = _tabulated(problem, table, seeds, progress, is_charged=True)
     best = validation.argmin(1)
@@ -179,7 +167,7 @@ def _successive_halving(
         if until < 8:
             losses = _or_infinity(trainer.evaluate(lanes, _few(problem)))
             kept = np.sort(losses.argsort(1)[:, : losses.shape[1] // 2], axis=1)
-            peaks, lanes = peaks[rows, kept], _gathered(lanes, rows, kept)
+            peaks, lanes = peaks[rows, kept], gathered(lanes, rows, kept)
     test = trainer.evaluate(lanes, problem.test)
     spent = (trainer.evaluations - made) / len(seeds) + forward
     return [_outcome(problem, test[i, 0], peaks[i, 0], spent) for i in range(len(seeds))]
@@ -247,9 +235,9 @@ def _methods() -> dict[str, Method]:
     rows = [
         Method("linear (oracle)", "oracle", functools.partial(_oracle, "linear"), 11),
         Method("probe then decay", "search", functools.partial(_search, ProbeThenDecay, SEARCHED)),
-        Method("random search", "search", _random_search),
+        Method("random search", "search", functools.partial(_trials, True, TRIALS, "linear")),
         *(Method(f"sweep of {count}, {shapes.get(shape, shape)}", "search",
-                 functools.partial(_sweep, shape, count))
+                 functools.partial(_trials, False, count, shape))
           for count in SWEEPS for shape in ("linear", "cosine", "wsd")),
         Method("random probes", "search", _random_probes),
         *(Method(title, "tuning-free", functools.partial(_optax, name, None))
@@ -347,14 +335,13 @@ def _shape(shape: str, steps: int) -> np.ndarray:
     return shape_rates(shape, steps, round(WARMUP * steps)).astype(np.float32)
 
 
+def _around_default(seeds: np.ndarray, count: int) -> np.ndarray:
+    """Two peaks per decade."""
+    peaks = DEFAULT_RATE * 10 ** ((np.arange(count) - count // 2) / 2)
+    return np.tile(peaks, (len(seeds), 1))
+
+
 def _log_uniform(seeds: np.ndarray, count: int) -> np.ndarray:
     low, high = np.log(LR_RANGE)
     draws = [np.random.default_rng(int(seed)).uniform(low, high, count) for seed in seeds]
     return np.exp(draws)
-
-
-def _gathered(lanes: TrainState, rows: np.ndarray, columns: np.ndarray) -> TrainState:
-    params, state = jax.tree.map(
-        lambda leaf: leaf[rows, columns], (lanes.params, lanes.optimizer_state)
-    )
-    return replace(lanes, params=params, optimizer_state=state)

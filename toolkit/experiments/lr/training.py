@@ -6,6 +6,7 @@ compiled program.
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -114,3 +115,11 @@ def _losses(
         return total / count
 
     return jax.lax.map(lambda seed: jax.lax.map(evaluate, seed), (params, optimizer_state))
+
+
+def gathered(lanes: TrainState, rows: np.ndarray, columns: np.ndarray) -> TrainState:
+    """The lanes at these rows and columns."""
+    params, state = jax.tree.map(
+        lambda leaf: leaf[rows, columns], (lanes.params, lanes.optimizer_state)
+    )
+    return replace(lanes, params=params, optimizer_state=state)
