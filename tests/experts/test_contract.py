@@ -359,3 +359,17 @@ def test_the_loop_keeps_no_copy_of_the_weights():
         return program.memory_analysis().temp_size_in_bytes
 
     assert temporaries("blocks") < bytes_of_weights < temporaries("padded")
+
+
+def test_gradients_of_narrow_experts_lower_for_tpus():
+    """Experts of 96 channels, as of Qwen3-30B-A3B cut over 8 chips: tiles of 96 columns, which the
+    transposed product of the backward pass took too, were refused by Pallas."""
+    x, experts = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16), jnp.zeros((64, 2), jnp.int32)
+    shapes = ((4, 256, 96), (4, 256, 96), (4, 96, 256))
+    weights = Weights(*(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes))
+
+    def loss(x, weights):
+        return megablox(silu_gate, x, experts, weights).sum()
+
+    step = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    assert "tpu_custom_call" in step.trace(x, weights).lower(lowering_platforms=("tpu",)).as_text()

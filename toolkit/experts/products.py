@@ -193,9 +193,9 @@ def _megablox(activation: Activation, interpret: bool) -> Callable:
         from jax.experimental.pallas.ops.tpu.megablox import gmm
 
         def times(sizes: Array, rows: Array, matrices: Array) -> Array:
-            # Tiles below 128 for smaller matrices; wider ones need not divide it.
-            tiling = (TILE, *(min(TILE, size) for size in matrices.shape[1:]))
-            return gmm(rows, matrices, sizes, jnp.float32, tiling, interpret=interpret)
+            # The backward pass takes the same tiles for the transpose, and no size below 128 tiles
+            # another: whole tiles, whose rest is masked, serve both.
+            return gmm(rows, matrices, sizes, jnp.float32, (TILE,) * 3, interpret=interpret)
 
         (x, weights), (experts,) = inputs, context
         return (grouped(times, TILE, activation, x, experts, weights),)
