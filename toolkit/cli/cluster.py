@@ -140,6 +140,7 @@ def plan(
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
     from toolkit.planning.grade.cases import looped_cases, mixture_cases
+    from toolkit.planning.memory.gpus import memory_setting
     from toolkit.planning.time.seconds import constants_of
     from toolkit.planning.uneven.placement import placed_in_words
     from toolkit.planning.uneven.replicas import MOST_CHIPS, rings_in_words
@@ -217,6 +218,7 @@ def plan(
         order_seconds=order_seconds, host=host_memory * 2**30 if host_link is not None else None,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
+    ahead = memory_setting(found.best.cluster, found.best.memory.total)
     exchanges = None
     if exchange:
         from toolkit.planning.gradients.exchanges import choose_exchanges
@@ -225,10 +227,10 @@ def plan(
         print(exchanges)
     if save is not None:
         planning.save_plan(found.best, save, exchanges=exchanges)
-        print(f"The plan is written. Run it with:  toolkit train RUN --plan {save}")
+        print(f"The plan is written. Run it with:  {ahead}toolkit train RUN --plan {save}")
     elif sys.argv[1:2] == ["plan"]:
         again = shlex.join(["toolkit", *sys.argv[1:], "--save", "plan.json"])
-        print(f"Train it with:  {again} && toolkit train RUN --plan plan.json")
+        print(f"Train it with:  {again} && {ahead}toolkit train RUN --plan plan.json")
     if links is not None:
         print(placed_in_words(found, links))
     if lengths:
