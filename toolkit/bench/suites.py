@@ -84,6 +84,11 @@ SUITES: dict[str, Suite] = {
         (2,),
         "reading a checkpoint of 1 GB, and saving one while training goes on",
     ),
+    "compiling": Suite(
+        "toolkit.bench.runs.compiling:cases",
+        (2,),
+        "tracing and compiling a gradient: experts beside dense layers, scanned and unrolled",
+    ),
     "startup": Suite("toolkit.bench.startup:cases", (2,), "import toolkit against import jax"),
 }
 
