@@ -52,7 +52,7 @@ def changed(config, change):
 
 
 def test_the_families_that_a_small_change_reads_are_among_those_tried():
-    """Each is read from a file that transformers wrote; RWKV-7, which it lacks, in test_rwkv7.py."""
+    """Each is read from a file of transformers; RWKV-7, which it lacks, in test_rwkv7.py."""
     wanted = (
         "olmo2 olmo3 smollm3 gemma2 gemma3_text phi3 granite granitemoehybrid glm4 seed_oss "
         "ministral minicpm3 mamba2 falcon_h1 nemotron_h kimi_linear minimax lfm2"
