@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import jax
 import pytest
@@ -9,6 +10,7 @@ from flax import nnx
 
 from toolkit.bench.mixers.matrix_products import matrix_flops
 from toolkit.looped import LoopedConfig
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.parameters import mixing_flops
 from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict, what_fits
@@ -251,3 +253,19 @@ def test_a_layer_takes_the_time_of_its_own_options():
     assert seconds("mlra", branches=4) > 2 * seconds("mlra", branches=1)
     assert seconds("moba", selected_blocks=3) < 0.5 * seconds("moba", selected_blocks=40)
     assert seconds("path") > seconds("fox") == pytest.approx(seconds("full"), rel=0.05)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("word", [*LAYERS, *FEED_FORWARDS])
+def test_a_word_is_predicted_or_refused_in_one_line(word):
+    pattern, fed = (word, "swiglu") if word in LAYERS else ("full", word)
+    config = LoopedConfig.tiny(
+        pattern, width=64, heads=4, residual_gate=False, feed_forwards=fed
+    )  # fmt: skip
+    found, words = None, ""
+    try:
+        found = predict(config, "v5e:1", Strategy(), batch=1, sequence_length=128)
+    except ValueError as refusal:
+        words = str(refusal)
+    assert found or (re.search(f"'{word}'.* not modelled", words) and "\n" not in words)
+    assert not found or found.seconds["forward"] > 0
