@@ -3,8 +3,10 @@
 CONTRIBUTING.md says which room may import which: from `tests/support/floors.py`, and the map of
 rooms in `toolkit/__init__.py`. README.md says which versions are tested: from .ci/legs.
 docs/models.md says which models are read: from the tables of `toolkit.looped.checkpoints`.
+docs/experts.md says how long programs with experts take to compile: from records in data/.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,7 @@ from toolkit.looped.checkpoints.families import FAMILIES, NOT_READ, Family  # no
 from toolkit.looped.checkpoints.names import STYLES  # noqa: E402
 from toolkit.looped.checkpoints.reading import FIXED, WHY  # noqa: E402
 from toolkit.looped.checkpoints.settings import ARCHITECTURES  # noqa: E402
+from toolkit.measure import read_records  # noqa: E402
 
 
 def rooms() -> str:
@@ -79,6 +82,26 @@ def families() -> str:
     return "\n".join(lines + [f"| `{style}` | {why} |" for style, why in NOT_READ.items()])
 
 
+def compile_times() -> str:
+    """How long gradients take to compile here, and training steps by libtpu."""
+    found: dict[str, list[str]] = {}
+    depths: list[str] = []
+    for record in read_records(ROOT / "data/measurements/amd-epyc-2-cores/compiling.json"):
+        case, _, contender = record.name.split(" | ")
+        depth = re.search(r"of (\d+ layers)", case)
+        if contender.endswith(", processor time to trace and compile") and depth:
+            depths += [depth[1]] if depth[1] not in depths else []
+            name = contender.rpartition(", ")[0]
+            found.setdefault(name, []).append(f"{record.value:.1f} s")
+    lines = [f"| gradient | {' | '.join(depths)} |", "|---|" + "---|" * len(depths)]
+    lines += [f"| {name} | {' | '.join(times)} |" for name, times in found.items()]
+    lines += ["", "| training step, compiled by libtpu | seconds |", "|---|---|"]
+    for line in (ROOT / "data/planning/experts-libtpu-0.0.42.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        lines.append(f"| {row['case'].replace(' | ', ', ')} | {row['seconds']:,.0f} |")
+    return "\n".join(lines)
+
+
 def _layers(family: Family) -> str:
     if family.layers == "listed":
         words = list(dict.fromkeys(family.words.values()))
@@ -100,7 +123,12 @@ def _ticked(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-TABLES = {"CONTRIBUTING.md": rooms, "README.md": versions, "docs/models.md": families}
+TABLES = {
+    "CONTRIBUTING.md": rooms,
+    "README.md": versions,
+    "docs/models.md": families,
+    "docs/experts.md": compile_times,
+}
 PLACE = re.compile(r"(?<=<!-- python docs/tables\.py -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
 
 
