@@ -11,6 +11,7 @@ from toolkit.experts import expert_loads, mixture, route, router_logits
 from toolkit.measure import collectives
 from toolkit.parallel import make_mesh
 from toolkit.parallel.experts import (
+    break_even_pairs,
     relaid_mixture,
     relayout,
     restored,
@@ -44,6 +45,25 @@ def test_the_published_planner_gives_these_figures():
     np.testing.assert_array_equal(copies, [6, 4, 3] + [2] * 6 + [1] * 7)
     figures = free.imbalance, free.moved_share, free.share_across_nodes
     np.testing.assert_allclose(figures, (1.1361, 0.7760, 0.1049), atol=5e-5)
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(64, 16), (7168, 2048)])
+def test_a_layout_pays_from_as_many_pairs_as_the_page_says(width, hidden):
+    """Of H100s, 989 TFLOP/s over links of 450 GB/s, in bfloat16."""
+    loads, flops, link = zipf_loads(), 989e12, 450e9
+    before = static_layout(loads, SLOTS, devices_per_node=4)
+    after = relayout(loads, SLOTS, devices_per_node=4, across_cost=0.0)
+    least = break_even_pairs(before, after, flops / link)
+    np.testing.assert_allclose(least, 15_151, atol=1)
+
+    def seconds(layout, pairs, is_restored):
+        sent = 2 * SLOTS * 3 * width * hidden * 2 * (DEVICES - 1) / DEVICES
+        computed = 18 * width * hidden * pairs * layout.imbalance / flops
+        return computed + is_restored * sent / link
+
+    for pairs, pays in ((0.99 * least, False), (1.01 * least, True)):
+        assert (seconds(after, pairs, True) < seconds(before, pairs, False)) == pays
+    assert break_even_pairs(after, before, flops / link) == float("inf")
 
 
 @pytest.mark.parametrize("across_cost", [0.0, 1.0])

@@ -8,6 +8,7 @@
 * `expert_specs`: the specs of the weights
 * `relayout`, `static_layout`: copies of busy experts, placed by their loads (LAER-MoE)
 * `ExpertLayout`: their result
+* `break_even_pairs`: when such a layout pays
 * `relaid_mixture`: the mixture under such a layout; a new one compiles nothing
 * `restored`: the all-to-all with which devices restore their experts
 * `group_experts`, `ExpertGroups`: experts that the same tokens choose share a device
@@ -17,7 +18,12 @@
 
 from toolkit.parallel.experts.dispatch import Dispatched, sharded_mixture, sharded_route
 from toolkit.parallel.experts.folding import expert_axes, expert_specs
-from toolkit.parallel.experts.relayout import ExpertLayout, relayout, static_layout
+from toolkit.parallel.experts.relayout import (
+    ExpertLayout,
+    break_even_pairs,
+    relayout,
+    static_layout,
+)
 from toolkit.parallel.experts.restoring import relaid_mixture, restored
 from toolkit.parallel.experts.shuffle import (
     ExpertGroups,
@@ -33,6 +39,7 @@ __all__ = [
     "ExpertGroups",
     "ExpertLayout",
     "Traffic",
+    "break_even_pairs",
     "dispatch_traffic",
     "expert_axes",
     "expert_specs",

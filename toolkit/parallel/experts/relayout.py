@@ -133,6 +133,42 @@ def static_layout(
     return _routed(loads, placed, nodes)
 
 
+@checked
+def break_even_pairs(
+    before: ExpertLayout, after: ExpertLayout, flops_per_byte: float, *, itemsize: Count = 2
+) -> float:
+    """Pairs per device from which a layout saves more time than restoring its experts takes.
+
+        R > b slots (n - 1) / (3 n (imbalance before - imbalance after)) C / W
+
+    The slowest device computes 18 D F FLOPs per pair, forward and backward, for width D and hidden
+    size F. Restoring sends 3 D F numbers per slot from the other n - 1 of n devices, and their
+    gradients back: both sizes drop out. Where experts were sharded before, as by FSDP, the same
+    bytes were sent then, and any gain pays. Nothing is assumed to hide; as many pairs move.
+
+    Args:
+        before: the layout in which experts stay where they are.
+        after: the layout that is restored in every step.
+        flops_per_byte: C / W, FLOPs that a device computes while it sends a byte.
+        itemsize: b, bytes of a number that is sent.
+
+    Returns:
+        Pairs per device and layer, the tokens times the experts that each chooses; infinity if
+        `after` is no more even (modelled).
+
+    Source: the restored bytes of "LAER-MoE", 2026, arXiv:2602.11686, section 3; the rest derived.
+
+    Example:
+        >>> loads = jax.device_get(jnp.array([[90, 5, 5, 0]] * 4))
+        >>> round(break_even_pairs(static_layout(loads, 2), relayout(loads, 2), 2200.0))
+        2750
+    """
+    gain, (devices, slots) = before.imbalance - after.imbalance, after.slots.shape
+    if gain <= 0:
+        return float("inf")
+    return itemsize * slots * (devices - 1) / (3 * devices * gain) * flops_per_byte
+
+
 def _sizes(loads, slots, devices_per_node):
     devices, experts = loads.shape
     each = devices if devices_per_node is None else devices_per_node
