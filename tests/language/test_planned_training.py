@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from toolkit.language import TrainingRun, train_language_model
-from toolkit.looped import LoopedConfig
+from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.parallel.gradients import Exchange
 from toolkit.planning import SavedPlan, Strategy, choose_exchanges, load_plan, predict, save_plan
 
@@ -66,38 +66,55 @@ def test_a_run_goes_on_under_any_other_plan_with_the_losses_of_one_device(tmp_pa
     assert wanted.history[-1]["loss"] < wanted.history[0]["loss"] - 0.1  # something was learnt
 
 
+MATRICES = LoopedConfig.tiny(
+    "full full", loops=1, width=256, heads=2, feed_forward=64, residual_gate=False
+)
+FEW = "top_k=0.01:gather:error_feedback"
+MIXED = f"blocks/0/mixer/*@{FEW},embedding@float32:dense,int4=256:scatter_gather"
+
+
+def with_exchange(folder, exchange, **degrees):
+    save_plan(predict(MATRICES, "a10g:8", Strategy(**degrees), **SIZES), folder / "plan.json")
+    return dataclasses.replace(load_plan(folder / "plan.json"), exchange=exchange).form()
+
+
 @pytest.mark.slow
-def test_a_chosen_exchange_is_trained_tensor_by_tensor_and_resumed_to_the_bit(tmp_path):
-    config = LoopedConfig.tiny(
-        "full full", loops=1, width=256, heads=2, feed_forward=64, residual_gate=False
-    )
-    step = predict(config, "a10g:8", Strategy(data=2, fsdp=2, tensor=2, microbatches=2), **SIZES)
-    ways = ["int4:scatter_gather", "top_k=0.01:gather:error_feedback"]
-    choice = choose_exchanges(step, ways)
+def test_a_chosen_exchange_is_that_of_each_tensor_of_the_program(tmp_path):
+    step = predict(MATRICES, "a10g:8", Strategy(data=2, fsdp=2, tensor=2), **SIZES)
+    choice = choose_exchanges(step, ["int4:scatter_gather", FEW])
     save_plan(step, tmp_path / "plan.json", exchanges=choice)
     chosen = Exchange.parse(load_plan(tmp_path / "plan.json").exchange)
-    assert str(chosen.of("embedding")) == ways[1] != str(chosen.of("blocks/0/mixer/query/kernel"))
-    # All of them at once, and one way by which nothing is lost.
-    text = f"blocks/0/mixer/*@{ways[1]},embedding@float32:dense,int4=256:scatter_gather"
-    plan = dataclasses.replace(load_plan(tmp_path / "plan.json"), exchange=text)
-    form = plan.form()
-    exchange = form.exchange
-    assert [len(group.leaves) for group in exchange.groups] == [4, 4, 1]
-    run = TrainingRun(config, steps=30, learning_rate=3e-3, exchange=text, **SIZES)
+    assert str(chosen.of("embedding")) == FEW != str(chosen.of("blocks/0/mixer/query/kernel"))
+    # All of them at once: each is its own distance from the exact gradient.
+    form = with_exchange(tmp_path, MIXED, data=2, fsdp=2, tensor=2)
+    assert [len(group.leaves) for group in form.exchange.groups] == [4, 4, 1]
+    model = LoopedLM(MATRICES, rngs=nnx.Rngs(0))
+    params = form.layout.apply(jax.jit(form.pack)(nnx.state(model, nnx.Param)))
+    tokens = form.layout.apply_batch((jax.random.randint(jax.random.key(0), (8, 16), 0, 256),) * 2)
+    exact = jax.jit(jax.grad(form.loss))(params, tokens)
+    found = jax.jit(form.exchange.program)(params, tokens, form.exchange.init())[1]
+    np.testing.assert_allclose(found["embedding"], exact["embedding"], atol=ROUNDING)
+    first, second = (tree["blocks"][0][0]["mixer"]["value"]["kernel"] for tree in (found, exact))
+    lost = jnp.linalg.norm(first - second, axis=(1, 2)) / jnp.linalg.norm(second, axis=(1, 2))
+    assert lost[0] > 0.5 > 0.3 > lost[1] > 0.05  # the largest 1 %, and four bits
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("degrees", [
+    {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}, {"data": 8, "shard_optimizer": True},
+])  # fmt: skip
+def test_a_chosen_exchange_is_trained_and_resumed_to_the_bit(tmp_path, degrees):
+    form = with_exchange(tmp_path, MIXED, **degrees)
+    run = TrainingRun(MATRICES, steps=30, learning_rate=3e-3, exchange=MIXED, **SIZES)
     quiet = {"form": form, "is_progress_shown": False}
     whole = train_language_model(run, tmp_path / "whole", **quiet)
     for _ in range(3):  # of ten steps each
         parts = train_language_model(run, tmp_path / "parts", stop=lambda: True, **quiet)
     assert parts.step == whole.step == 30
-    assert [row["loss"] for row in parts.history] == [row["loss"] for row in whole.history]
+    losses = [[row["loss"] for row in found.history] for found in (parts, whole)]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0] - 0.1
     jax.tree.map(np.testing.assert_array_equal, *map(nnx.state, (parts.model, whole.model)))
-    params = form.layout.apply(jax.jit(form.pack)(nnx.state(whole.model, nnx.Param)))
-    tokens = form.layout.apply_batch((jnp.ones((8, 16), jnp.int32),) * 2)
-    exact = jax.jit(jax.grad(form.loss))(params, tokens)
-    found = jax.jit(exchange.program)(params, tokens, exchange.init())[1]
-    np.testing.assert_allclose(found["embedding"], exact["embedding"], atol=ROUNDING)
-    queries = [tree["blocks"][0][0]["mixer"]["query"]["kernel"] for tree in (found, exact)]
-    assert jnp.abs(queries[0] - queries[1]).max() > ROUNDING
     with pytest.raises(ValueError, match="exchange: got None with a plan, which says how"):
         train_language_model(dataclasses.replace(run, exchange=None), tmp_path / "run", **quiet)
 

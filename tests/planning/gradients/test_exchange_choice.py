@@ -99,6 +99,22 @@ def test_free_encoding_leaves_the_longer_chain():
     assert one_by_one(ready, [dense] * 12).seconds == pytest.approx(wanted)
 
 
+def test_bisection_is_a_scan_where_there_is_one_lowest_point():
+    tried = 0
+    for seed in range(20):
+        ready, sizes = drawn(seed, 12)
+        option = options_for(sizes)[2]
+        scan = [
+            Schedule(tuple(ready), (Message(0, cut, option), Message(cut, 12, option))).seconds
+            for cut in range(1, 12)
+        ] + [Schedule(tuple(ready), (Message(0, 12, option),)).seconds]
+        falls = np.sign(np.diff(scan))
+        if np.all(np.diff(falls) >= 0) and np.all(falls):
+            tried += 1
+            assert best_cut(ready, option).seconds == pytest.approx(min(scan))
+    assert tried > 3
+
+
 def test_golden_groups():
     rng = np.random.default_rng(7)
     x = np.round(rng.lognormal(0, 1.2, 24), 3)
