@@ -13,7 +13,7 @@ from toolkit._files import read_sealed_json, sealed_json, write_whole
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
-from toolkit.parallel.gradients import Exchange
+from toolkit.parallel.gradients import Exchange, ExchangePlan
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade.forms import packed, unpacked
 from toolkit.planning.grade.program import Program, check_built, train_program
@@ -81,9 +81,7 @@ class SavedPlan:
     def form(self, devices: Sequence[Any] | None = None) -> ProgramForm:
         """The program as `toolkit.language.train_language_model` takes it."""
         program, config, strategy = self.program(devices), self.config, self.strategy
-        exchange = None
-        if self.exchange is not None:
-            exchange = exchanging(config, strategy, program, Exchange.parse(self.exchange))
+        exchange = self._exchange(program)
         model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
         like = nnx.state(model, nnx.Param)
         specs = jax.tree.map(lambda leaf: leaf.sharding.spec, program.arguments[0])
@@ -98,10 +96,16 @@ class SavedPlan:
             exchange=exchange,
         )
 
+    def _exchange(self, program: Program) -> ExchangePlan | None:
+        if self.exchange is None:
+            return None
+        return exchanging(self.config, self.strategy, program, Exchange.parse(self.exchange))
+
     def explained(self, devices: Sequence[Any] | None = None) -> str:
         """Bytes sent by the compiled program beside those predicted, for each device of the
         pipeline."""
-        compiled = self.program(devices).compile()
+        program = self.program(devices)
+        compiled, exchange = program.compile(), self._exchange(program)
         found = sent_by_device(compiled, self.config, self.strategy)
         rows = [("pipeline device", "collective", "compiled: bytes sent", "predicted")]
         for device, sent in enumerate(found):
@@ -114,6 +118,11 @@ class SavedPlan:
         took = in_words(step, "seconds")
         if self.strategy.pipeline > 1:
             took += f", or {in_words(ticks, 'seconds')} in ticks that wait for their slowest task"
+        if exchange is not None:
+            took += (
+                f"\nHere gradients are summed; exchanged as {exchange.exchange}, they take "
+                f"{exchange.bytes_sent:,.0f} bytes sent between replicas, modelled"
+            )
         return (
             f"{self.strategy}; {self.batch} sequences of {self.sequence_length} tokens\n"
             f"A step on {self.chips}, modelled: {took}\n"

@@ -112,7 +112,8 @@ class Recipe:
                 f"final_rate: got {self.final_rate} with schedule {self.schedule_name!r}; wanted "
                 "linear or cosine"
             )
-        if any(own.of_weights for own in Exchange.parse(self.exchange or "int8").each()):
+        exchange = Exchange.parse(self.exchange or "int8")
+        if any(own.of_weights for own in (exchange, *dict(exchange.exceptions).values())):
             raise ValueError(
                 f"exchange: got {self.exchange!r}, and the compiler gathers the weights here; "
                 "wanted no compressor of weights (`sharded_train_step` takes one)"

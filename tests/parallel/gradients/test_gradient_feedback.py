@@ -143,9 +143,8 @@ def test_sparse_gradients_need_a_memory_and_a_smaller_rate():
     assert best("error_feedback") < best("none") / 10
     fed = Exchange("top_k=0.01", "gather", "error_feedback", dense_below=0)
     assert quadratic_loss(fed, 0.9, 400) > quadratic_loss(fed, 0.05, 400) * 10  # feedback delays
-    dense = quadratic_loss(Exchange("float32", "dense", dense_below=0), 0.9, 400)
     eight = Exchange(COMPRESSORS["int8"](64), "gather", "error_feedback", dense_below=0)
-    assert min(quadratic_loss(eight, rate, 400) for rate in (0.9, 0.45)) < 30 * dense
+    assert quadratic_loss(eight, 0.9, 400) < best("error_feedback") / 100
 
 
 def test_feedback_on_what_is_no_contraction_diverges():

@@ -1,6 +1,5 @@
 """How replicas agree on a gradient, as one value: a compressor, a pattern and a feedback."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -152,11 +151,6 @@ class Exchange:
         """The exchange of a tensor, by its path."""
         matching = (own for pattern, own in self.exceptions if fnmatchcase(path, pattern))
         return next(matching, self)
-
-    def each(self) -> "Iterator[Exchange]":
-        """This exchange, and those of the exceptions."""
-        yield self
-        yield from (own for _, own in self.exceptions)
 
     @property
     def how(self) -> Pattern:

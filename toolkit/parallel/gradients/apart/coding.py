@@ -224,12 +224,10 @@ def multiplexed_rounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """When each round's gradient is recovered by the sequential code that multiplexes (simulated).
 
-    Gradient t is n (W - 1) parts of size lambda + 1, of which each worker alone has W - 1, and B
-    groups of n parts of size 1, coded for lambda stragglers. A worker works on gradient t in the
-    rounds t to t + W - 2 + B: on its own parts one by one, then on those that were late, and when
-    it has none left, in round t + W - 1 + k, on its coded part of group k. All are recovered W - 2
-    + B rounds later at most, if in any W rounds at most lambda workers are late, each within B
-    rounds in a row.
+    Gradient t is W - 1 parts of size lambda + 1 for each worker alone, and B groups of n parts of
+    size 1, coded for lambda stragglers. From round t on a worker computes its own parts one by one,
+    then those that were late, and with none left, in round t + W - 1 + k, its coded part of group
+    k. All are recovered W - 2 + B rounds later, under the condition of `recovery_rounds`.
 
     Args:
         is_late: [rounds, workers], whose answer is not waited for.
