@@ -273,6 +273,9 @@ def test_whether_lossless_decoding_pays_is_said_plainly():
     assert "NOT LOSSLESS: identical tokens are b 96.9%" in lossless_table(
         [slow, quick._replace(same=31 / 32)]
     )
+    chance = slow._replace(name="random")  # the control, at the same budget
+    assert "VOID" in lossless_table([quick, chance])
+    assert "VOID" not in lossless_table([quick, chance._replace(kept=1.0)])
 
 
 @pytest.mark.slow

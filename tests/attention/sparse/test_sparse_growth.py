@@ -1,5 +1,6 @@
 """An index grown from any prompt, none at all, keeps what one built of all the tokens keeps."""
 
+from dataclasses import dataclass, replace
 from functools import cache
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 from tiers import by_night
 
 from toolkit.attention import sparse
+from toolkit.attention.sparse.decode.pqcache import PQCache
 
 PROMPTS, GROWN, GROUP, SIZE = (0, 1, 33), 383, 4, 32
 CAPACITY = PROMPTS[-1] + GROWN
@@ -71,3 +73,33 @@ def test_an_index_grown_keeps_the_mass_of_one_built(name):
 def test_centroids_that_stay_those_of_a_short_prompt_lose_mass():
     stays = sparse.SELECTORS["pqcache"](**SETTINGS["pqcache"], growth=1e9)
     assert (masses(stays, grown(stays))[:2] < LEAST * masses(stays, built(stays))[:2]).all()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ByToken(PQCache):
+    """Finds a group's votes token by token, as other systems do."""
+
+    def together(self, *arguments):
+        return None
+
+
+@pytest.mark.parametrize("group", ["sum", "max"])
+def test_votes_per_number_are_those_of_every_token(group):
+    """Also after growth; the control: with other counts the heads' shares are others."""
+    few = {"sinks": 4, "bits": 3}
+    cache = grown(PQCache(**few))
+    sizes = np.asarray(cache.index.counts).sum(axis=(2, 3))
+    np.testing.assert_array_equal(sizes, np.repeat([[x + GROWN - 4] for x in PROMPTS], 2, axis=1))
+    q = jnp.broadcast_to(law().q[0], (len(PROMPTS), *law().q[0].shape))
+
+    def read(selector, cache):
+        return sparse.decode_step(cache, q, selector, BUDGET, group=group)
+
+    ours, by_token = read(PQCache(**few), cache), read(ByToken(**few), cache)
+    np.testing.assert_allclose(ours.lse, by_token.lse, atol=1e-5)
+    np.testing.assert_allclose(ours.out, by_token.out, atol=1e-5)
+    assert (ours.bytes_read == by_token.bytes_read).all()
+    alike = jnp.ones_like(cache.index.counts)
+    wrong = read(PQCache(**few), replace(cache, index=cache.index._replace(counts=alike)))
+    assert np.abs(wrong.lse - by_token.lse).max() > 1e-3

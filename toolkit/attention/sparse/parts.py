@@ -73,7 +73,9 @@ def forced_tokens(selector: Selector, recent_slots: int, head: Head) -> tuple[Ar
     return jnp.concatenate([first, recent])[None], mask[None]
 
 
-def rank(group: str, needs_shares: bool, selector: Selector, head: Head, forced_lse) -> Ranking:
+def rank(
+    group: str, needs_shares: bool, recent_slots: int, selector: Selector, head: Head, forced_lse
+) -> Ranking:
     """Score the units, and reduce the scores of the group's heads to those of its sets.
 
     Heads that select together are compared by the logarithms of their softmax over the units, which
@@ -92,21 +94,24 @@ def rank(group: str, needs_shares: bool, selector: Selector, head: Head, forced_
         shares, forced_share = jnp.exp(logits - total), jnp.exp(forced_lse - total[:, 0])
     if group in ("union", "each") or scores.shape[0] == 1:
         return Ranking(scores, logits, shares, forced_share)
-    votes = scores
-    if not selector.compares_scores:
+    in_logarithms = not selector.compares_scores
+    reduce = functools.partial(_over_group, group, in_logarithms)
+    arguments = head.index, head.q, head.length, head.start, recent_slots
+    votes, reduced = scores, selector.together(*arguments, reduce)
+    if reduced is None and in_logarithms:
         total = jax.nn.logsumexp(scores, axis=1, keepdims=True)
         if selector.counts_forced:
             total = jnp.logaddexp(forced_lse[:, None], total)
         # Without the barriers XLA computes votes and their sums again for every use of them.
         votes = lax.optimization_barrier(jnp.where(is_usable, scores - total, -jnp.inf))
-    in_logarithms = not selector.compares_scores
-    reduced = lax.optimization_barrier(_over_group(group, votes, in_logarithms))
+    reduced = lax.optimization_barrier(reduce(votes) if reduced is None else reduced)
+    reduced = jnp.where(is_usable, reduced, -jnp.inf)
     if shares is None or forced_share is None:
         return Ranking(reduced, logits, None, None)
     return Ranking(reduced, logits, shares.mean(0)[None], forced_share.mean(0)[None])
 
 
-def _over_group(group: str, votes: Float[Array, "group units"], in_logarithms: bool) -> Array:
+def _over_group(group: str, in_logarithms: bool, votes: Float[Array, "group units"]) -> Array:
     """The largest vote of the group's heads, or the sum, as one row.
 
     The heads are added row by row: XLA's reduction of the first axis takes CPUs six times as long.

@@ -296,7 +296,8 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     slots = min(slots if adapts else slots // sets, capacity)
     if slots > 0:
         needs_shares = budget.needs_mass or corrects_tail
-        ranking = over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
+        ranked_by = partial(rank, group, needs_shares, recent_slots)
+        ranking = over_heads(ranked_by, selector, head, read[0].lse)
         ranked = selector.ranked_units(slots, ranking.scores.shape[-1])
         is_known = not adapts and (group != "union" or q.shape[2] == 1)
         if selector.ranks_tokens and is_known:

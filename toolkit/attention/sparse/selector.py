@@ -10,6 +10,7 @@ from `start` on, which every query attends to, and between them the *selectable*
 in units (tokens, pages, clusters) that the system ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -150,6 +151,22 @@ class Selector:
     ) -> Float[Array, "group units"] | None:
         """Estimated logarithm of every unit's sum of exponentials; None if scores say nothing."""
         return scores
+
+    def together(
+        self,
+        index: Any,
+        q: Float[Array, "group key"],
+        length,
+        start,
+        recent_slots: int,
+        reduce: Callable[[Array], Array],
+    ) -> Float[Array, "1 units"] | None:
+        """Scores for a group that reads together, if found without those of every head.
+
+        `reduce` makes one row of the heads' logarithms of shares [group, any]; of at most
+        `recent_slots` tokens from `start` on no share is counted.
+        """
+        return None
 
     def start(self, index: Any, length, count) -> Int[Array, ""]:
         """The first recent token; `count` tokens may be attended to, 0 if the query decides."""

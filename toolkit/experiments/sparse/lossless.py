@@ -18,6 +18,7 @@ from toolkit.attention.sparse import SELECTORS
 from toolkit.looped import LoopedLM, generate, generate_speculatively
 from toolkit.measure.tables import text_table
 
+CONTROL, MARGIN = "random", 0.25  # drafts more per round than chance's are what drafting must keep
 ROUNDS = 3  # of timing, dense and sparse in turn; the best of each counts
 
 
@@ -103,6 +104,12 @@ def verdict(rows: list[Lossless]) -> str:
         f"NOT LOSSLESS: identical tokens are {', '.join(wrong)}; where two tokens are equally "
         "likely, rounding decides."
     )  # fmt: skip
+    chance = [row.kept for row in rows if row.name == CONTROL]
+    if chance and max(row.kept for row in rows) < chance[0] + MARGIN:
+        words += (
+            f" VOID: drafts of random tokens are kept as often ({chance[0]:.2f} per round), so "
+            "this text does not tell one system from another."
+        )
     if not paying:
         return f"{words} It does not pay here: no system is faster than dense decoding."
     best = max(paying, key=lambda row: row.dense_seconds / row.seconds)
