@@ -208,6 +208,14 @@ class FakeCompiled:
             16,
             2,
         ),
+        (  # as XLA for GPUs writes it since jax 0.11
+            "%s = ((bf16[2,4]{1,0}), bf16[2,4]{1,0}) all-reduce-start(%p), "
+            "replica_groups=mesh['data'=8] {'data'}, to_apply=%add",
+            "all-reduce",
+            16,
+            16,
+            8,
+        ),
         (
             "%s = ((bf16[2,4]{1,0}, bf16[2,4]{1,0}), (bf16[1,4]{1,0}, bf16[1,4]{1,0}), u32[]) "
             "reduce-scatter-start(%p, %p), replica_groups={{0,1},{2,3},{4,5},{6,7}}",

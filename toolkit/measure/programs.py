@@ -294,9 +294,10 @@ def read_collective(
 ) -> Collective:
     """Read a collective's line; `shapes` are those of the operands, by name."""
     result, names = instruction.shape, instruction.operand_names
-    if instruction.opcode.endswith("-start") and kind != "all-reduce":
-        # The asynchronous forms return (operands, results, ...); all-reduce-start only results.
-        result = tuple_elements(result)[1]
+    if instruction.opcode.endswith("-start") and result.startswith("("):
+        # Asynchronous forms return (operands, results, ...), and some all-reduces only results.
+        kinds = tuple_elements(result)
+        result = kinds[1] if kind != "all-reduce" or kinds[0].startswith("(") else result
     elif kind in ("send", "recv"):
         result = tuple_elements(result)[0]  # beside a context and a token
     if kind == "ragged-all-to-all":

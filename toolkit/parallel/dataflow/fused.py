@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
-from toolkit.parallel.dataflow.programs import REMATERIALISED
+from toolkit.parallel.dataflow.programs import REMATERIALISED, equations_of
 
 _BETWEEN = ("add", "mul", "convert_element_type")
 
@@ -63,25 +63,83 @@ def _separated(jaxpr: Jaxpr) -> list[Any]:
 
 def _with_splits(jaxpr: Jaxpr) -> list[Any]:
     uses, instead = _uses(jaxpr), {}
-    slices: dict[Any, list[Any]] = {}
+    readers: dict[Any, list[Any]] = {}
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "slice" and isinstance(equation.invars[0], Var):
-            slices.setdefault(equation.invars[0], []).append(equation)
-    for whole, parts in slices.items():
-        shape, first = _shape(whole), parts[0]
-        parts = sorted(parts, key=lambda part: part.params["start_indices"][-1])
-        shapes = [_shape(part.outvars[0]) for part in parts]
-        starts = [part.params["start_indices"][-1] for part in parts]
-        sizes = [own[-1] for own in shapes]
-        is_all = len(parts) == uses[whole] and sum(sizes) == shape[-1]
-        is_all &= starts == [0, *np.cumsum(sizes)[:-1]]
-        if is_all and len(parts) > 1 and all(own[:-1] == shape[:-1] for own in shapes):
-            split = partial(jax.lax.split, sizes=sizes, axis=len(shape) - 1)
-            (split,) = jax.make_jaxpr(split)(whole.aval).jaxpr.eqns
+        for atom in {atom for atom in equation.invars if isinstance(atom, Var)}:
+            readers.setdefault(atom, []).append(equation)
+    for whole, parts in readers.items():
+        is_read = len(parts) == uses[whole] and all(map(_is_slice, parts))
+        if is_read and (sizes := _columns(_shape(whole), parts)) is not None:
+            parts = sorted(parts, key=lambda part: part.params["start_indices"][-1])
             outs = [part.outvars[0] for part in parts]
+            first = readers[whole][0]
+            split = partial(jax.lax.split, sizes=sizes, axis=len(_shape(whole)) - 1)
             instead |= {id(part): [] for part in parts}
-            instead[id(first)] = [split.replace(invars=[whole], outvars=outs)]
+            instead[id(first)] = equations_of(split, [whole], outs, first)
+    for reshape in jaxpr.eqns:
+        if reshape.primitive.name == "reshape" and isinstance(reshape.invars[0], Var):
+            instead |= _of_reshape(reshape, readers, uses)
     return [own for equation in jaxpr.eqns for own in instead.get(id(equation), [equation])]
+
+
+def _is_slice(equation: Any) -> bool:
+    return equation.primitive.name == "slice" and {*(equation.params["strides"] or (1,))} == {1}
+
+
+def _columns(shape: tuple[int, ...], slices: list[Any]) -> list[int] | None:
+    """The sizes of slices that are all columns of an array of this shape, in their order."""
+    ends = sorted((p.params["start_indices"], p.params["limit_indices"]) for p in slices)
+    starts, limits = ([end[side][-1] for end in ends] for side in (0, 1))
+    is_all = [*starts, shape[-1]] == [0, *limits] and len(slices) > 1
+    is_all &= all(_shape(part.outvars[0])[:-1] == shape[:-1] for part in slices)
+    return [b - a for a, b in zip(starts, limits, strict=True)] if is_all else None
+
+
+def _of_reshape(reshape: Any, readers: dict[Any, list[Any]], uses: Counter) -> dict[int, Any]:
+    """Columns reshaped to [parts, width] of which parts are read: a split comes first instead.
+
+    The reshape, a transpose after it and what reads parts, by `id`, with the equations instead.
+    """
+    (before,), (atom,) = reshape.invars, reshape.outvars
+    shape, place = _shape(atom), len(_shape(before)) - 1
+    if place < 0 or len(shape) < place + 2 or shape[:place] != _shape(before)[:-1]:
+        return {}
+    parts, order, path = shape[place], tuple(range(len(shape))), [reshape]
+    while [e.primitive.name for e in readers.get(atom, ())] == ["transpose"]:
+        path += readers[atom]
+        order = tuple(order[at] for at in path[-1].params["permutation"])
+        (atom,) = path[-1].outvars
+    axis, ends = order.index(place), readers.get(atom, [])
+    found = [_parts_read(end, axis, parts) for end in ends]
+    if len(ends) != uses[atom] or not ends or parts < 2 or None in found:
+        return {}
+
+    def parted(x: Array) -> list[Array]:
+        pieces = jax.lax.split(x, [x.shape[-1] // parts] * parts, axis=place)
+        own = (*shape[:place], 1, *shape[place + 1 :])
+        laid = [
+            (end, jax.lax.transpose(jax.lax.reshape(pieces[at], own), order))
+            for end, places in zip(ends, found, strict=True)
+            for at in places or ()
+        ]
+        return [
+            jax.lax.squeeze(y, (axis,)) if end.primitive.name == "unstack" else y for end, y in laid
+        ]
+
+    outs = [out for end in ends for out in end.outvars]
+    instead: dict[int, Any] = {id(equation): [] for equation in (*path, *ends)}
+    return instead | {id(reshape): equations_of(parted, [before], outs, reshape)}
+
+
+def _parts_read(equation: Any, axis: int, parts: int) -> list[int] | None:
+    """Which single places along an axis an equation's results are; None if it reads otherwise."""
+    name, params = equation.primitive.name, equation.params
+    if name in ("split", "unstack"):
+        is_each = params["axis"] == axis and len(equation.outvars) == parts
+        return list(range(parts)) if is_each else None
+    shape, out = _shape(equation.invars[0]), _shape(equation.outvars[0])
+    is_single = _is_slice(equation) and out == (*shape[:axis], 1, *shape[axis + 1 :])
+    return [params["start_indices"][axis]] if is_single else None
 
 
 def _path(split: Any, makers: dict[Var, Any], uses: Counter) -> list[Any]:

@@ -1,7 +1,9 @@
 """Sub-programs of a traced program, and the counts of its scans."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 CALLS = ("jit", "pjit", "closed_call", "core_call")
@@ -58,6 +60,26 @@ def _inlined(jaxpr: Jaxpr) -> Jaxpr:
             equation = equation.replace(params=equation.params | {"jaxpr": body})
         equations.append(equation)
     return jaxpr.replace(eqns=equations, outvars=renamed(jaxpr.outvars, known))
+
+
+def equations_of(
+    function: Callable, given: Sequence[Var], results: Sequence[Var], source: Any
+) -> list[Any]:
+    """The equations of a function of these variables, with the lines of the equation `source`."""
+    traced = jax.make_jaxpr(function)(*(atom.aval for atom in given)).jaxpr
+    names: dict[Any, Any] = dict(zip(traced.invars, given, strict=True))
+    names |= zip(traced.outvars, results, strict=True)
+    return [
+        equation.replace(
+            invars=[
+                atom if isinstance(atom, Literal) else names.get(atom, atom)
+                for atom in equation.invars
+            ],
+            outvars=[names.get(atom, atom) for atom in equation.outvars],
+            source_info=source.source_info,
+        )
+        for equation in traced.eqns
+    ]
 
 
 def scan_counts(equation: Any, body: Jaxpr) -> tuple[int, int]:

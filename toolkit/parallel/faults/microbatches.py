@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import jax
+from jax import Array
 from jax.extend.core import Jaxpr, Literal, Var
 
 from toolkit.parallel.dataflow.flow import source_of
-from toolkit.parallel.dataflow.programs import scan_counts
+from toolkit.parallel.dataflow.programs import equations_of, scan_counts
 from toolkit.parallel.faults.variant import Variant, changed, programs_of
 
 
@@ -91,16 +91,8 @@ def _stacked(equation: Any) -> list[Any]:
 
 def _swapped(split: Any) -> list[Any]:
     micro, rows, *rest = split.outvars[0].aval.shape
-    kind = split.invars[0].aval
-    traced = jax.make_jaxpr(lambda x: x.reshape(rows, micro, *rest).swapaxes(0, 1))(
-        jax.ShapeDtypeStruct(kind.shape, kind.dtype)
-    ).jaxpr
-    names = {traced.invars[0]: split.invars[0], traced.outvars[0]: split.outvars[0]}
-    return [
-        inner.replace(
-            invars=[names.get(atom, atom) for atom in inner.invars],
-            outvars=[names.get(atom, atom) for atom in inner.outvars],
-            source_info=split.source_info,
-        )
-        for inner in traced.eqns
-    ]
+
+    def parted(x: Array) -> Array:
+        return x.reshape(rows, micro, *rest).swapaxes(0, 1)
+
+    return equations_of(parted, split.invars, split.outvars, split)
