@@ -156,7 +156,8 @@ def nnx_grouped():
     )
 
 
-# Vision transformer: patches by a convolution, positions, a class token
+# Vision transformer: patches by a convolution, positions, a class token; [queries | keys |
+# values] of one product reshaped to [3, heads, key], as timm has it
 
 
 class ViT(linen.Module):
@@ -168,8 +169,10 @@ class ViT(linen.Module):
         x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, WIDTH)), x], 1)
         x = x + self.param("positions", linen.initializers.normal(), (1, x.shape[1], WIDTH), FLOAT)
         for _ in range(LAYERS):
-            h = linen.LayerNorm(param_dtype=FLOAT)(x)
-            x = x + linen.MultiHeadDotProductAttention(HEADS, param_dtype=FLOAT)(h)
+            h = linen.Dense(3 * WIDTH, param_dtype=FLOAT)(linen.LayerNorm(param_dtype=FLOAT)(x))
+            q, k, v = h.reshape(*h.shape[:2], 3, HEADS, KEY).transpose(2, 0, 3, 1, 4)
+            h = (jax.nn.softmax(q @ k.mT / np.sqrt(KEY)) @ v).swapaxes(1, 2).reshape(x.shape)
+            x = x + linen.Dense(WIDTH, param_dtype=FLOAT)(h)
             h = linen.Dense(HIDDEN, param_dtype=FLOAT)(linen.LayerNorm(param_dtype=FLOAT)(x))
             x = x + linen.Dense(WIDTH, param_dtype=FLOAT)(linen.gelu(h))
         return linen.Dense(16, param_dtype=FLOAT)(linen.LayerNorm(param_dtype=FLOAT)(x)[:, 0])

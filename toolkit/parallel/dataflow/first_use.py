@@ -22,7 +22,11 @@ from jaxtyping import Array
 from toolkit.parallel.axes import axes_of, without
 from toolkit.parallel.dataflow.fused import parts_of_shard
 from toolkit.parallel.dataflow.programs import CALLS, REMATERIALISED, inner_program, scan_counts
-from toolkit.parallel.dataflow.shared_weights import Copies, copies_of, product_of_copies
+from toolkit.parallel.dataflow.shared_weights import Copies, copies_of, product_of_copies, spread
+
+_SPREADS = ("broadcast_in_dim",)
+_VIEWS = ("transpose", "convert_element_type", "reshape", "squeeze", *_SPREADS)
+_PRODUCTS = ("dot_general", "gather", "add", "sub", "mul")
 
 
 @jax.tree_util.register_dataclass
@@ -71,12 +75,32 @@ class FirstUse:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else known[atom]
 
+        readers: dict[Any, list[Any]] = {}
+        for equation in jaxpr.eqns if self.mesh is not None else ():
+            for atom in equation.invars:
+                if isinstance(atom, Var):
+                    readers.setdefault(atom, []).append(equation)
+        for atom in jaxpr.invars:
+            uses = readers.get(atom, [])
+            names = {use.primitive.name for use in uses}
+            # A table of which rows of the batch do not choose, such as a bias by distance.
+            is_table = names == {"gather"} and self.rows(uses[0].outvars[0]) is None
+            if (len(uses) > 1 or is_table) and names <= {*_VIEWS, *_PRODUCTS}:
+                known[atom] = self._copied(atom, known[atom])
         products: dict[int, list[Any]] = {}
         for equation in jaxpr.eqns:
             if equation.primitive.name == "dot_general":
                 products.setdefault(id(equation.invars[0]), []).append(equation)
         done: set[int] = set()
+        # Parts of weights come first, so that products with all of them are a group.
+        weights = {atom for atom in jaxpr.invars if isinstance(known[atom], Shard)}
+        early, late = [], []
         for equation in jaxpr.eqns:
+            is_early = equation.primitive.name in ("convert_element_type", "split")
+            is_early &= any(isinstance(x, Var) and x in weights for x in equation.invars)
+            weights |= {*equation.outvars} if is_early else set()
+            (early if is_early else late).append(equation)
+        for equation in (*early, *late):
             if id(equation) in done:
                 continue
             group = products.get(id(equation.invars[0]), []) if equation.invars else []
@@ -91,8 +115,6 @@ class FirstUse:
                 results = self._scan(equation, given)
             elif name == "split" and (parts := self._parts(equation, given[0])) is not None:
                 results = parts
-            elif name == "convert_element_type" and isinstance(given[0], Copies):
-                results = [given[0].astype(equation.params["new_dtype"])]
             elif name == "convert_element_type" and isinstance(given[0], Shard):
                 value = given[0].value.astype(equation.params["new_dtype"])
                 results = [dataclasses.replace(given[0], value=value)]
@@ -105,8 +127,8 @@ class FirstUse:
                 for product, result in zip(group, self._columns(group, x, shards), strict=True):
                     known |= zip(product.outvars, self.keep(product, [result]), strict=True)
                 continue
-            elif (result := self._of_copies(equation, given)) is not None:
-                results = self.keep(equation, [result])
+            elif (result := self._of_copies(jaxpr, equation, given)) is not None:
+                results = [result] if isinstance(result, Copies) else self.keep(equation, [result])
             else:
                 given = self._whole(given)
                 known |= {
@@ -135,21 +157,35 @@ class FirstUse:
         parts = parts_of_shard(shard.value, cut, split, self.mesh)
         return None if parts is None else [Shard(part, spec, how=shard.how) for part in parts]
 
-    def _of_copies(self, equation: Any, given: list[Any]) -> Array | None:
-        """The product of shared weights with rows of the batch, device by device."""
-        are_copies = [isinstance(x, Copies) for x in given]
-        if equation.primitive.name != "dot_general" or sum(are_copies) != 1:
+    def _of_copies(self, jaxpr: Jaxpr, equation: Any, given: list[Any]) -> Any:
+        """A view of copies, or their product with rows of the batch, device by device; or None."""
+        name, after = equation.primitive.name, self.rows(equation.outvars[0])
+        pairs = list(zip(equation.invars, given, strict=True))
+        copies = [x for x in given if isinstance(x, Copies)]
+        before = [self.rows(atom) for atom, x in pairs if not isinstance(x, Copies)]
+        if len(copies) != 1 or name not in _VIEWS + _PRODUCTS:
             return None
-        left, right = (x if isinstance(x, Copies) else self._whole([x])[0] for x in given)
-        rows = self.rows(equation.invars[are_copies.index(False)])
-        return product_of_copies(equation, left, right, rows)
+        if not before and after is not None:
+            return spread(copies[0], equation.params, after) if name in _SPREADS else None
+        given = [x if isinstance(x, Copies) else self._whole([x])[0] for x in given]
+
+        def alone(*values: Array) -> Array:
+            return _evaluate(jaxpr, equation, [*values])[0]
+
+        if after is None and before in ([], [None]):
+            return copies[0].map(
+                lambda copy: alone(*(copy if isinstance(x, Copies) else x for x in given))
+            )
+        if after is None or before[0] is None:
+            return None
+        return product_of_copies(alone, given, (before[0], after), equation.outvars[0].aval.shape)
 
     def _copied(self, variable: Any, value: Any) -> Any:
-        """A weight that a loop shares, with copies for each part of the batch."""
+        """A weight that several uses share, with copies for each part of the batch."""
         if isinstance(value, Copies):
             return value
         (value,) = self._whole([value])
-        is_weight = value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
+        is_weight = value.ndim > 0 and jnp.issubdtype(value.dtype, jnp.floating)
         if self.mesh is None or not is_weight or self.rows(variable) is not None:
             return value
         return copies_of(value, self.mesh, self.batch)

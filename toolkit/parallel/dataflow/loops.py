@@ -42,33 +42,53 @@ class Loops:
         self.uses: dict[tuple[int, int], Use] = {}
         self.stacked: set[tuple[int, int]] = set()  # (input, dimension) over which a scan runs
         self._scans: list[tuple[Any, list[Any], list[Any]]] = []  # with carries, scanned arrays
+        self._products: list[Any] = []
         self.has_too_few = False  # a reshape whose parts the pieces do not all divide
         self._walk(program.jaxpr)
 
     def groups(self, inputs: set[int]) -> list[tuple[tuple[int, int], ...]]:
-        """The (input, dimension) pairs of each loop that can be cut, largest inputs first."""
+        """The (input, dimension) pairs of each loop that can be cut, largest inputs first.
+
+        None is a loop over which two arrays with rows of the other inputs are multiplied, as
+        queries and keys over the size of a head: partial scores are more than all else.
+        """
         found: dict[Any, list[tuple[int, int]]] = {}
+        summed = self._summed_between_rows({*range(len(self._inputs))} - inputs)
         for position in sorted(inputs):
             variable = self._inputs[position]
             for dimension, size in enumerate(variable.aval.shape):
                 if size % self._pieces == 0 and size:
                     root = self.root((variable, dimension))
-                    found.setdefault(root, []).append((position, dimension))
+                    if root not in summed:
+                        found.setdefault(root, []).append((position, dimension))
         return [tuple(dict(reversed(group)).items())[::-1] for group in found.values()]
 
     def recurrences(self, inputs: set[int]) -> set[int]:
         """The `id` of each scan, as over time, that carries and reads rows of these inputs."""
-        roots = {self.root((self._inputs[place], 0)) for place in inputs}
-
-        def has_rows(arrays: list[Any]) -> bool:
-            nodes = [(atom, at) for atom in arrays for at in range(len(atom.aval.shape))]
-            return any(self.root(node) in roots for node in nodes)
-
         return {
             id(scan)
             for scan, carried, scanned in self._scans
-            if has_rows(carried) and has_rows(scanned)
+            if self._has_rows(carried, inputs) and self._has_rows(scanned, inputs)
         }
+
+    def _summed_between_rows(self, inputs: set[int]) -> set[Any]:
+        found = set()
+        for product in self._products:
+            arrays, (summed, batched) = product.invars, product.params["dimension_numbers"]
+            # Neither only weighs the other, as the gates of experts do.
+            is_table = all(
+                any(size > 1 and at not in (*own, *alike) for at, size in enumerate(x.aval.shape))
+                for x, own, alike in zip(arrays, summed, batched, strict=True)
+            )
+            if is_table and all(self._has_rows([x], inputs) for x in arrays):
+                found |= {self.root((arrays[0], at)) for at in summed[0]}
+        return found
+
+    def _has_rows(self, arrays: list[Any], inputs: set[int]) -> bool:
+        """Whether any of these arrays has a dimension of the first of one of the inputs."""
+        roots = {self.root((self._inputs[place], 0)) for place in inputs}
+        nodes = [(x, at) for x in arrays for at in range(len(x.aval.shape)) if isinstance(x, Var)]
+        return any(self.root(node) in roots for node in nodes)
 
     def root(self, node: Any) -> Any:
         while (parent := self._parent.get(node, node)) != node:
@@ -130,6 +150,8 @@ class Loops:
 
     def _operation(self, equation: Any) -> None:
         rule, name = rule_of(equation), equation.primitive.name
+        if name == "dot_general":
+            self._products.append(equation)
         arrays = [
             (atom, letters)
             for atom, letters in zip(

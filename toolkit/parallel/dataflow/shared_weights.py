@@ -1,14 +1,16 @@
-"""Weights that every trip of a loop shares, with one copy per part of the batch.
+"""Weights that are used several times, with one copy per part of the batch.
 
-    y = x w          x [rows, in], w [in, out]             every trip sums the gradient of w
-    y_d = x_d w_d    x [N, rows / N, in], w [N, in, out]   only after the loop the N are summed
+    y = x w          x [rows, in], w [in, out]             every use sums the gradient of w
+    y_d = x_d w_d    x [N, rows / N, in], w [N, in, out]   only after all uses the N are summed
 
-A device has its copy already, so that nothing moves before the loop. Without copies, XLA for CPUs
-sums the gradient over devices in every trip; XLA for TPUs moves the sum out of the loop itself.
+Every trip of a loop is a use. A device has its copy already, so that nothing moves before. Without
+copies, XLA for CPUs and GPUs sums the gradient of every use over devices.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,8 +27,8 @@ class Copies:
     whole: Array
     each: Array
 
-    def astype(self, dtype: Any) -> "Copies":
-        return Copies(self.whole.astype(dtype), self.each.astype(dtype))
+    def map(self, view: Callable) -> "Copies":
+        return Copies(view(self.whole), jax.vmap(view)(self.each))
 
 
 def copies_of(weight: Array, mesh: Mesh, batch: tuple[str, ...]) -> Copies:
@@ -38,36 +40,33 @@ def copies_of(weight: Array, mesh: Mesh, batch: tuple[str, ...]) -> Copies:
     return Copies(weight, jax.lax.with_sharding_constraint(each, place))
 
 
-def product_of_copies(equation: Any, left: Any, right: Any, rows: int | None) -> Array | None:
-    """A `dot_general` of copies with rows of the batch; None if it sums over `rows`."""
-    is_left = isinstance(left, Copies)  # the copies, else the rows
-    copies, x = (left, right) if is_left else (right, left)
-    sums, batches = equation.params["dimension_numbers"]
-    mine = 1 if is_left else 0
-    parts = len(copies.each)
-    if rows is None or rows in (*sums[mine], *batches[mine]) or x.shape[rows] % parts:
+def product_of_copies(
+    product: Callable, given: list[Any], rows: tuple[int, int], shape: tuple[int, ...]
+) -> Array | None:
+    """A product of copies and of an array with rows of the batch, device by device.
+
+    `rows` are its dimensions with rows, before and after; None if the parts do not divide them.
+    """
+    (parts,) = (len(x.each) for x in given if isinstance(x, Copies))
+    before, after = rows
+
+    def parted(x: Array) -> Array:
+        return x.reshape(*x.shape[:before], parts, -1, *x.shape[before + 1 :])
+
+    if any(x.shape[before] % parts for x in given if not isinstance(x, Copies)):
         return None
-    before = [at for at in range(x.ndim) if at not in (*sums[mine], *batches[mine])]
-    place = len(batches[0]) + before.index(rows)
-    if is_left:
-        place += left.whole.ndim - len(sums[0]) - len(batches[0])
-    x = x.reshape(*x.shape[:rows], parts, -1, *x.shape[rows + 1 :])
+    axes = tuple(0 if isinstance(x, Copies) else before for x in given)
+    each = [x.each if isinstance(x, Copies) else parted(x) for x in given]
+    return jax.vmap(product, axes, after)(*each).reshape(shape)
 
-    def moved(numbers: tuple[Any, Any]) -> Any:
-        """Dimensions after x has one more at `rows`, and the copies one more in front."""
-        return [
-            tuple(at + (at > rows) if side == mine else at + 1 for at in own)
-            for side, own in enumerate(numbers)
-        ]
 
-    fronts = [(rows,) if side == mine else (0,) for side in (0, 1)]
-    batches = [(*front, *own) for front, own in zip(fronts, moved(batches), strict=True)]
-    numbers: Any = moved(sums), batches
-    out = jax.lax.dot_general(
-        copies.each if is_left else x,
-        x if is_left else copies.each,
-        numbers,
-        precision=equation.params["precision"],
-        preferred_element_type=equation.params["preferred_element_type"],
+def spread(copies: Copies, params: Any, rows: int) -> Array | None:
+    """A `broadcast_in_dim` of copies over rows of the batch; None if parts do not divide them."""
+    shape, parts = [*params["shape"]], len(copies.each)
+    if shape[rows] % parts:
+        return None
+    shape[rows] //= parts
+    view = partial(
+        jax.lax.broadcast_in_dim, shape=shape, broadcast_dimensions=params["broadcast_dimensions"]
     )
-    return jnp.moveaxis(out, 0, place).reshape(equation.outvars[0].aval.shape)
+    return jax.vmap(view, 0, rows)(copies.each).reshape(params["shape"])
