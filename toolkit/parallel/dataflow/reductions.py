@@ -11,6 +11,7 @@ Every value of the whole batch, of P parts, is then known by those of the parts:
     mixed   anything else: statistics of a batch, products of its rows with each other
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from toolkit.parallel.dataflow.programs import INLINED, inner_program, scan_counts
+from toolkit.parallel.dataflow.programs import INLINED, inlined, inner_program, scan_counts
 from toolkit.parallel.dataflow.rules import LINEAR
 
 _PRODUCTS = ("mul", "dot_general")
@@ -27,6 +28,8 @@ _SHAPES = (
     "slice",
 )
 _SAME = ("optimization_barrier", "sharding_constraint", "name", "reduce_precision", "pvary")
+_SUBSETS = ("slice", "dynamic_slice", "dynamic_update_slice", "pad", "split", "concatenate")
+_VIEWS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "copy")
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev", "fft", "top_k")
 
 
@@ -67,7 +70,7 @@ def check_is_mean(
             ),
             batch,
         )
-        return jax.make_jaxpr(loss_fn)(*given, sizes)
+        return inlined(jax.make_jaxpr(loss_fn)(*given, sizes))
 
     part, whole = traced(parts), traced(1)
     rows = len(jax.tree.leaves(batch))
@@ -90,6 +93,7 @@ class _Pair:
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
+        self._makers: dict[Any, Any] = {}
 
     def constant(self, part: Any, whole: Any, *, is_cut: bool = False) -> Kind:
         if is_cut or (part is whole and np.ndim(part)):
@@ -118,6 +122,7 @@ class _Pair:
             known |= dict.fromkeys((out for e in whole.eqns for out in e.outvars), _MIXED)
             return results()
         for ours, theirs in zip(part.eqns, whole.eqns, strict=True):
+            self._makers |= dict.fromkeys(theirs.outvars, theirs)
             given = [read(*both) for both in zip(ours.invars, theirs.invars, strict=True)]
             kinds = self._equation(ours, theirs, given)
             for out, kind in zip(theirs.outvars, kinds, strict=True):
@@ -137,13 +142,11 @@ class _Pair:
             is_over_rows = part.params["length"] != whole.params["length"]
             return self._loop(ours, theirs, given, *scan_counts(whole, theirs), is_over_rows)
         if name == "while":
-            ours, theirs = (each.params["body_jaxpr"].jaxpr for each in (part, whole))
-            given, fixed = given[whole.params["cond_nconsts"] :], whole.params["body_nconsts"]
-            return self._loop(ours, theirs, given, fixed, count, False)
-        if name == "cond":  # its branches are ways to one result, whatever chooses
+            return self._while(part, whole, given)
+        if name == "cond":  # its branches are ways to one result, chosen alike or row by row
             both = zip(part.params["branches"], whole.params["branches"], strict=True)
             found = [self.run(a.jaxpr, b.jaxpr, given[1:]) for a, b in both]
-            return [_joined(kinds) for kinds in zip(*found, strict=True)]
+            return [_chosen(given[0], _joined(kinds)) for kinds in zip(*found, strict=True)]
         cuts = [self._cuts(*both) for both in zip(part.invars, whole.invars, strict=True)]
         outs = [self._cuts(*both) for both in zip(part.outvars, whole.outvars, strict=True)]
         if any(cut is None or len(cut) > 1 for cut in (*cuts, *outs)):
@@ -151,6 +154,8 @@ class _Pair:
         if {"mixed", "ratio"} & {kind.name for kind in given}:
             worst = _MIXED if _MIXED in given or name not in (*LINEAR, "mul", "div") else _RATIO
             return [worst] * count
+        if not self._keeps_rows(whole, cuts, outs):
+            return [_MIXED] * count
         if name in _ALONG:
             axes = {whole.params.get(key) for key in ("axis", "dimension")}
             axes |= {*whole.params.get("dimensions", ())}
@@ -182,6 +187,73 @@ class _Pair:
         if "total" in names or any(powers):
             return _MIXED
         return _ROWS
+
+    def _keeps_rows(self, equation: Any, cuts: list[Any], outs: list[Any]) -> bool:
+        """Whether rows keep their places; which other rows a row meets depends on the part."""
+        name, params = equation.primitive.name, equation.params
+        atoms = (*equation.invars, *equation.outvars)
+        shapes: list[Any] = [getattr(atom.aval, "shape", ()) for atom in atoms]
+        own, out = shapes[0], shapes[-1]
+        if name == "reshape":
+            return all(math.prod(own[:a]) >= math.prod(out[:b]) for a in cuts[0] for b in outs[0])
+        if name in _SUBSETS:
+            rows = {at for cut in (*cuts, *outs) for at in cut}
+            alike = [shape for shape in shapes if len(shape) == len(own)]
+            padded = [at for at, ends in enumerate(params.get("padding_config", ())) if any(ends)]
+            return all(len({shape[at] for shape in alike}) == 1 for at in rows) and not (
+                rows & {*padded}
+            )
+        if name == "gather":
+            places = params["dimension_numbers"].start_index_map
+        elif name.startswith("scatter"):
+            places = params["dimension_numbers"].scatter_dims_to_operand_dims
+        else:
+            return True
+        return all(
+            self._is_own_place(equation.invars[1], column, own[place])
+            for column, place in enumerate(places)
+            if place in cuts[0]
+        )
+
+    def _is_own_place(self, atom: Any, column: int, rows: int) -> bool:
+        """Whether a column of indices counts the rows."""
+        maker = None if isinstance(atom, Literal) else self._makers.get(atom)
+        if maker is None:
+            return False
+        name, given = maker.primitive.name, maker.invars
+        if name == "concatenate":
+            for piece in given:
+                if column < (size := piece.aval.shape[maker.params["dimension"]]):
+                    return self._is_own_place(piece, column, rows)
+                column -= size
+        if name == "iota":
+            return maker.outvars[0].aval.shape[maker.params["dimension"]] == rows
+        if name == "select_n":  # of a negative index the number of rows is added
+            return all(self._is_own_place(case, column, rows) for case in given[1:])
+        if name == "add":
+            return getattr(given[1], "val", None) == rows and self._is_own_place(
+                given[0], column, rows
+            )
+        return name in _VIEWS and self._is_own_place(given[0], column, rows)
+
+    def _while(self, part: Any, whole: Any, given: list[Any]) -> list[Kind]:
+        ends, bodies = (
+            [each.params[name].jaxpr for each in (part, whole)]
+            for name in ("cond_jaxpr", "body_jaxpr")
+        )
+        start, fixed = (whole.params[f"{name}_nconsts"] for name in ("cond", "body"))
+        first, given, count = given[:start], given[start:], len(whole.outvars)
+        found = self._loop(bodies[0], bodies[1], given, fixed, count, False)
+        last = ends[1].eqns[-1:]
+        if [end.primitive.name for end in last] == ["reduce_or"]:
+            # Mapped over rows, a loop goes on while any row does, and a row that ended stays.
+            makers = {out: equation for equation in bodies[1].eqns for out in equation.outvars}
+            stays = [getattr(makers.get(out), "primitive", None) for out in bodies[1].outvars]
+            ends = [end.replace(outvars=[end.eqns[-1].invars[0]]) for end in ends]
+            if any(getattr(each, "name", "") != "select_n" for each in stays):
+                return [_MIXED] * count
+        chooser = self.run(ends[0], ends[1], [*first, *found])[0]
+        return [_chosen(chooser, kind) for kind in found]
 
     def _cuts(self, part: Any, whole: Any) -> tuple[int, ...] | None:
         """The dimensions that hold rows; None if one is no multiple of the parts'."""
@@ -224,6 +296,13 @@ class _Pair:
                 for kind, before, after in inside
             ]
         return [*carried, *found[carries:]]
+
+
+def _chosen(chooser: Kind, kind: Kind) -> Kind:
+    """The kind of a value when `chooser` says whether it is taken."""
+    if chooser in (_EVEN, _ZERO):
+        return kind
+    return _joined((kind, _ROWS)) if chooser == _ROWS and kind != _ZERO else _MIXED
 
 
 def _is_elementwise(equation: Any, cut: tuple[int, ...]) -> bool:
