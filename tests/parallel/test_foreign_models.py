@@ -76,7 +76,7 @@ def test_a_step_sends_what_the_textbook_says_and_equals_one_device(name, schemes
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_the_compiler_sends_what_the_textbook_says_but_for_scattered_sums(name):
-    """XLA for CPUs all-reduces gradients where those for GPUs and TPUs reduce-scatter them."""
+    """XLA for CPUs all-reduces gradients where that for GPUs reduce-scatters them."""
     with jax.enable_x64(True):
         ratios = {one: check(name, one, partitioned_train_step, scatter=2) for one in MESHES}
     assert all(ratio <= WITHIN for ratio in ratios.values()), ratios
