@@ -88,6 +88,19 @@ def test_float8_products_take_half_the_time_but_are_cast_and_want_a_chip_that_ha
         of(Strategy(fsdp=16, products="float8"), chips="a100:16")
 
 
+def test_overlapped_communication_hides_behind_computing():
+    """Measured by torchtitan on 256 H100s with 70B: 9% faster in bfloat16; here less, since both
+    slow each other down."""
+    cut = {"fsdp": 32, "tensor": 8, "recompute": "layer"}
+    sizes = {"model": "llama-3-70b", "chips": "h100:256", "batch": 512}
+    plain, hidden = (of(Strategy(**cut, overlapped=way), **sizes) for way in ("", "tensor"))
+    assert plain.parts.tensor > 0.1 * plain.step_seconds
+    assert hidden.parts.tensor < 0.2 * plain.parts.tensor  # that of the tables is left
+    assert 0.9 * plain.step_seconds < hidden.step_seconds < 0.98 * plain.step_seconds
+    with pytest.raises(ValueError, match="overlapped must be one of '', 'tensor'"):
+        Strategy(tensor=2, overlapped="all")
+
+
 def test_all_to_alls_beyond_a_host_go_through_every_chips_own_card():
     """Once at the rate that the chips of a host have together: 8 times too fast."""
     where = cluster("h100:64")
@@ -99,7 +112,8 @@ def test_all_to_alls_beyond_a_host_go_through_every_chips_own_card():
 @pytest.mark.parametrize(
     "change",
     [{"context": 2}, {"data": 2, "shard_optimizer": True, "shard_gradients": True},
-     {"fsdp": 2, "offload": 0.5}, {"fsdp": 2, "products": "float8"}],
+     {"fsdp": 2, "offload": 0.5}, {"fsdp": 2, "products": "float8"},
+     {"tensor": 2, "overlapped": "tensor"}],
 )  # fmt: skip
 def test_what_is_modelled_only_is_refused_where_it_would_run(change):
     words = "is modelled, not built; want it off"

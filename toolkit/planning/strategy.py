@@ -13,6 +13,7 @@ from toolkit.schedules import Schedule, faults, from_csv
 
 RECOMPUTE = ("none", "elementwise", "layer")
 PRODUCTS = ("bfloat16", "float8")
+OVERLAPPED = ("", "tensor", "expert", "tensor, expert")
 # Pipeline schedules, with the chunks per device that they want; None: two or more.
 SCHEDULES = {
     "1f1b": 1,
@@ -65,6 +66,9 @@ class Strategy(Division):
             backward pass (MEMO); modelled only.
         products: kind of numbers that products with weights multiply: "bfloat16", or "float8",
             cast from bfloat16 for each product; modelled only.
+        overlapped: communication that hides behind computing, of `OVERLAPPED`: of "tensor" behind
+            the products beside it (asynchronous tensor parallelism), tokens on their way to experts
+            behind another microbatch; modelled only.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
         Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025; Liu et al.,
@@ -87,6 +91,7 @@ class Strategy(Division):
     slices: int = 1
     offload: float = 0.0
     products: str = "bfloat16"
+    overlapped: str = ""
 
     def __post_init__(self):
         if isinstance(self.stages, list):  # as a file has it
@@ -104,10 +109,11 @@ class Strategy(Division):
         self._check_experts()
         if not 0 <= self.offload <= 1:
             raise ValueError(f"offload must lie in [0, 1]; got {self.offload}")
-        if self.products not in PRODUCTS:
-            raise ValueError(
-                f"products must be one of {', '.join(PRODUCTS)}; got {self.products!r}"
-            )
+        for name, known in (("products", PRODUCTS), ("overlapped", OVERLAPPED)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}"
+                )
         if self.block_chunks > 1 and "layer" not in self.recompute:
             raise ValueError(
                 f"block_chunks {self.block_chunks} wants layers that are recomputed whole; "
@@ -272,6 +278,8 @@ class Strategy(Division):
             return f"offload {self.offload:g}"
         if self.products != "bfloat16":
             return f"products {self.products!r}"
+        if self.overlapped:
+            return f"overlapped {self.overlapped!r}"
         return super().modelled_only
 
     def __str__(self) -> str:
@@ -290,6 +298,8 @@ class Strategy(Division):
             words.append(f"{self.offload:.0%} of activations on the host")
         if self.products != "bfloat16":
             words.append(f"products in {self.products}")
+        if self.overlapped:
+            words.append(f"{self.overlapped} communication overlapped")
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches")
         if self.slices > 1:

@@ -65,8 +65,6 @@ class Published(NamedTuple):
         """Seconds of the step with other constants."""
         if self.row["source"] in BEFORE_2022:
             constants = dataclasses.replace(constants, old_kernels=True)
-        if self.row["layout"].get("overlap") == "expert":
-            constants = dataclasses.replace(constants, hides_experts=True)
         return dataclasses.replace(self.prediction, constants=constants).step_seconds
 
     @property
@@ -133,6 +131,7 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         context=layout.get("context", 1),
         expert=layout.get("expert", 1),
         dispatch=layout.get("dispatch", "all_to_all"),
+        overlapped=layout.get("overlapped", ""),
         capacity=1.0,  # none of the sources drops tokens
         products="float8" if row["precision"] == "fp8" else "bfloat16",
         shard_optimizer="zero" in layout,

@@ -42,6 +42,8 @@ def bases_of(
             for context, data in cuts:
                 cut = {"data": data, "fsdp": inner // context // data, "tensor": tensor}
                 cut |= {"context": context}
+                if beyond_built and not is_tpu and tensor > 1:
+                    cut |= {"overlapped": "tensor"}
                 if pipeline > 1 and config.loops > 1:  # every loop passes all devices
                     cut |= {"schedule": "breadth-first", "chunks": config.loops}
                 base = whole.changed(**cut, pipeline=pipeline)

@@ -27,8 +27,6 @@ class Constants:
             default those of a TPU's PCIe.
         old_kernels: whether attention stores its scores, and the residual stream is whole on every
             chip of "tensor": as before FlashAttention and sequence parallelism, of 2022.
-        hides_experts: whether tokens travel to their experts while another microbatch computes,
-            whatever the schedule (Megatron-Core's overlap of all-to-alls).
 
     Example:
         >>> Constants().slowdown
@@ -47,7 +45,6 @@ class Constants:
     imbalance: float = 1.0
     host_link: float = 1.5e10
     old_kernels: bool = False
-    hides_experts: bool = False
 
     def __post_init__(self):
         check_fields(self)

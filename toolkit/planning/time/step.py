@@ -98,10 +98,10 @@ def layer_seconds(
     is_split = recompute == "none" or strategy.keeps_products
     later = runs * (products + routed) if is_split else 0.0
     seconds = Seconds(forward, backward, again, weight_gradient=later)
+    hidden = strategy.overlapped + "expert" * (strategy.schedule in HIDING)
     seconds += _communication(
-        as_compiled(transfers, cluster, sequences), cluster, constants,
-        is_hidden=constants.hides_experts or strategy.schedule in HIDING,
-    )  # fmt: skip
+        as_compiled(transfers, cluster, sequences), cluster, constants, hidden
+    )
     if strategy.offload:
         kept = layer_memory(config, word, fed, recompute, strategy, sequences, length).kept
         moving = runs * strategy.offload * kept / constants.host_link
@@ -226,7 +226,7 @@ def transfer_seconds(link: Link, sent: float, degree: int, constants: Constants)
 
 
 def _communication(
-    transfers: list[Transfer], cluster: Cluster, constants: Constants, *, is_hidden: bool = False
+    transfers: list[Transfer], cluster: Cluster, constants: Constants, hidden: str = ""
 ) -> Seconds:
     parts: dict[str, float] = dict.fromkeys(
         (
@@ -239,7 +239,7 @@ def _communication(
         link = cluster.link(each.inner, each.degree, each.kind)
         busiest = constants.imbalance if each.kind == "ragged-all-to-all" else 1.0
         seconds_each = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
-        waits = "" if is_hidden and each.part == "expert" else WAITS.get(each.part, "")
+        waits = "" if each.part in hidden else WAITS.get(each.part, "")
         parts[waits + each.phase] += seconds_each * each.runs
     return Seconds(
         tensor_forward=parts["tensor forward"],
