@@ -60,9 +60,9 @@ kernels lower for CUDA within shared memory; and with jax's CUDA plugin installe
 them ahead of time for sm_90a, with at most 197 registers a thread, 255 where gradients of a delta
 rule are found, and nothing spilled (heads of 256: 210 where chunks are prepared, 255 and 128 bytes
 in the walk back). Operands in registers, and those read by columns, are multiplied by `jnp.dot`
-where interpreted. None of this says that the kernels run, or how fast: the interpreter does WGMMA
-and stores to global memory at once, so it cannot see a missing wait for them, and no time has been
-measured.
+where interpreted. On an H100 under jax 0.11.2 `solve`, the walks and `outputs` agreed with the
+token loop, in values and gradients, twice alike to the last bit; `prepare` and `gradients` have not
+run there since they were changed for that compiler. No time has been measured.
 """
 
 from functools import partial

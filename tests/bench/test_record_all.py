@@ -1,0 +1,81 @@
+"""One command for an accelerator: rehearsed on a CPU, resumed, and what it does with a failure."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from toolkit.bench.accelerator.checks import KernelCheck, kernel_checks
+from toolkit.bench.accelerator.record_all import _checked_kernel, _failure, _is_done, record_all
+from toolkit.measure import read_records
+
+MEASUREMENTS = Path(__file__).parents[2] / "data/measurements"
+
+
+def test_a_kernel_that_is_wrong_or_nan_has_no_record():
+    right = _checked_kernel(KernelCheck("x", lambda: 0.01, 0.02), "kernel cuda x")
+    assert [(x.value, x.check) for x in right] == [(0.01, "passed")]
+    for error in (0.03, float("nan")):
+        with pytest.raises(ValueError, match=r"wanted at most 0\.02"):
+            _checked_kernel(KernelCheck("x", lambda error=error: error, 0.02), "kernel cuda x")
+
+
+def test_what_failed_is_done_and_says_why():
+    failed = _failure("kernel cuda x", "it stopped")
+    assert failed.name == "kernel cuda x | failed: it stopped"
+    assert failed.check == "absent"
+    assert _is_done("kernel cuda x", [failed])
+    assert not _is_done("kernel cuda", [failed])
+
+
+def test_every_kernel_has_a_check():
+    names = [check.name for check in kernel_checks("cuda")]
+    assert len(set(names)) == len(names)
+    wanted = {"gdn gradients", "kda step", "mla step", "quest step", "hata step", "sale"}
+    assert wanted < set(names)
+    assert {x.name.split()[-1] for x in kernel_checks("tpu")} == {"values", "gradients", "step"}
+
+
+def test_a_machine_without_an_accelerator_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="interpret: got '' on platform 'cpu'"):
+        record_all(tmp_path / "x.json")
+    with pytest.raises(ValueError, match="wanted a GPU or TPU"):
+        record_all(tmp_path / "x.json", interpret="rocm")
+    with pytest.raises(RuntimeError, match="nothing could be begun"):
+        record_all(tmp_path / "x.json", minutes=0, interpret="cuda")
+
+
+@pytest.mark.slow
+def test_a_rehearsal_ends_in_a_file_and_is_not_repeated(tmp_path):
+    path = tmp_path / "rehearsal.json"
+    found = record_all(path, only="kernel cuda sale", interpret="cuda")
+    assert [x.name for x in found] == ["kernel cuda sale | relative error"]
+    assert found[0].check == "passed"
+    before = path.read_bytes()
+    assert record_all(path, only="kernel cuda sale", interpret="cuda") == found
+    assert path.read_bytes() == before
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_whole_rehearsal_passes(platform, tmp_path):
+    path = tmp_path / "rehearsal.json"
+    found = record_all(path, only="kernel", minutes=60, interpret=platform)
+    assert len(found) == len(list(kernel_checks(platform)))
+    assert {x.check for x in found} == {"passed"}, [x.name for x in found if x.check != "passed"]
+
+
+@pytest.mark.parametrize("path", sorted(MEASUREMENTS.glob("*/*.json")), ids=lambda x: x.stem)
+def test_files_that_were_sent_are_records_of_a_commit(path):
+    records = read_records(path)
+    assert records
+    assert len({x.device.split(", ")[0] for x in records}) == 1, "one machine a file"
+    assert all(re.match("[0-9a-f]{7,40}", x.commit) for x in records), "no commit"
+
+
+def test_the_notebook_runs_the_command_and_reads_the_file():
+    cells = json.loads((MEASUREMENTS / "record.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert "!toolkit bench --all --record accelerator.json --minutes 30" in code
+    assert any('read_records("accelerator.json")' in cell for cell in code)
