@@ -112,6 +112,13 @@ def abstract(latent, batch=2, heads=16, slots=4096):
 
 
 @pytest.mark.slow
+def test_a_cache_of_odd_length_lowers_for_cuda():
+    """A bulk copy begins where a period of the swizzle does: jax 0.11 refuses another place."""
+    text = lowered(partial(decode, scale=SCALE), *abstract(128, slots=150))
+    assert text.count("custom_call @mosaic_gpu") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("latent", [64, 192, 256, 512])
 def test_published_sizes_lower_for_cuda(latent):
     for batch, heads, slots in ((1, 16, 131072), (64, 128, 1024)):

@@ -73,6 +73,14 @@ def test_a_step_is_that_of_the_gathered_rows(monkeypatch, request):
 
 
 @pytest.mark.slow
+def test_a_cache_of_odd_length_lowers_for_cuda():
+    q, keys = (jax.ShapeDtypeStruct(x, BF16) for x in ((2, 3, 64), (2, 300, 64)))
+    table = [jax.ShapeDtypeStruct((2, 4), jnp.int32)] * 3
+    text = lowered(partial(attend_pages, page_size=64), q, keys, keys, *table)
+    assert text.count("custom_call @mosaic_gpu") == 1
+
+
+@pytest.mark.slow
 def test_a_long_cache_lowers_for_cuda():
     shape = jax.ShapeDtypeStruct((1, 8, 32768, 128), BF16)
     step = partial(sparse.decode_step, selector=QUEST, budget=sparse.FixedTokens(2048))

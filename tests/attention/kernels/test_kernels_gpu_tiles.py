@@ -76,6 +76,14 @@ def test_a_long_prompt_lowers_for_cuda():
     assert text.count("xla.gpu.triton") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="asks Triton for a device")
+def test_an_odd_number_of_tiles_lowers_for_cuda():
+    q = shape(2, 7 * 32, 4, 16)
+    text = lowered(lambda q: sale_tiles(q, q, implementation="pallas").kept, q)
+    assert text.count("xla.gpu.triton") == 1
+
+
 def test_what_they_cannot_do_is_refused():
     q = k = v = jnp.zeros((1, 64, 1, 16), BF16)
     kept = jnp.ones((1, 1, 2, 4), bool)
