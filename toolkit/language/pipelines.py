@@ -154,10 +154,10 @@ def pipeline_language_model(
             row = row_of(model.loop_rows(), context.stage // groups)
             blocks = [nnx.merge(*pair) for pair in zip(graphs, rows, strict=True)]
             start = x["start"] if keeps_start and not is_first else x["h"]
-            h = model._loop_input(x["h"], row.embedding, x.get("injected")) if is_first else x["h"]
+            h = model.loop_input(x["h"], row.embedding, x.get("injected")) if is_first else x["h"]
             how = {"segment_ids": data.get("segment_ids"), "caches": before}
             h, after = run_blocks(blocks, h, windows=windows, **how)
-            h = model._loop_output(h, row.rho, start) if is_last else h
+            h = model.loop_output(h, row.rho, start) if is_last else h
             y = {**x, "h": h} | ({"start": start} if keeps_start else {})
             return (y, caches.after(number, carried, after, data)) if count > 1 else y
 

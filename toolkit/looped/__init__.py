@@ -44,6 +44,7 @@ pad_prompts               prompts of different lengths as one batch
 generate                  continue a prompt
 stream                    the same, yielding each token as it is sampled
 generate_speculatively    the same, with drafts of a cheaper model; returns a Speculation
+ParallelLayers            a draft whose layers run in parallel, its cache calibrated (EasySpec)
 truncated_logits          the distribution behind temperature, top-k, top-p and min-p
 penalised_logits          the penalty on tokens that the text has already
 sample_token              draw from it
@@ -71,6 +72,7 @@ from toolkit.looped.decoding.cache import (
 )
 from toolkit.looped.decoding.early_exit import decode_until_exit
 from toolkit.looped.decoding.generation import generate, stream
+from toolkit.looped.decoding.layer_parallel import ParallelLayers
 from toolkit.looped.decoding.sampling import penalised_logits, sample_token, truncated_logits
 from toolkit.looped.decoding.speculative import Speculation, generate_speculatively
 from toolkit.looped.decoding.steps import decode_step, extend, pad_prompts, prefill
@@ -114,6 +116,7 @@ __all__ = [
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
+    "ParallelLayers",
     "Speculation",
     "active_parameter_count",
     "back_loaded",

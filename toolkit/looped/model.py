@@ -302,23 +302,25 @@ class LoopedLM(nnx.Module):
         if self.config.recursion is not None:
 
             def through(h: Array, **how: Any) -> tuple[Array, Any]:
-                return run(self._loop_input(h, embedding, None), **how)
+                return run(self.loop_input(h, embedding, None), **how)
 
             return recursive_loop(self.router, through, h, **where)
         run = functools.partial(run, tokens=tokens, **where)
         if self.config.message_rank is not None:
             state, caches = run(injected, before=h)
             return Pass.after(injected, state), caches
-        out, caches = run(self._loop_input(h, embedding, injected))
-        return self._loop_output(out, rho, h), caches
+        out, caches = run(self.loop_input(h, embedding, injected))
+        return self.loop_output(out, rho, h), caches
 
-    def _loop_input(self, h, embedding, injected):
+    def loop_input(self, h: Any, embedding: Any, injected: Any) -> Any:
+        """What the layers of a loop read of the stream."""
         h = h if embedding is None else h + embedding
         if self.adapter is None:
             return h
         return self.adapter(jnp.concatenate([h, injected], axis=-1))
 
-    def _loop_output(self, out, rho, start):
+    def loop_output(self, out: Any, rho: Any, start: Any) -> Any:
+        """The stream after a loop that began with `start`."""
         out = out if rho is None else out + rho * start
         return self.norm(out) if self.config.norm_every_loop else out
 

@@ -18,9 +18,13 @@ from jaxtyping import Array, Int
 from toolkit.attention._caches import Rows
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding.cache import LoopedCache
+from toolkit.looped.decoding.layer_parallel import ParallelLayers
 from toolkit.looped.decoding.steps import append
+from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.in_turn import InTurn
+from toolkit.looped.model import LoopedLM
 
+MOST_DRAFTS = 64
 REWINDABLE = ("full", "nope", "mla", "grouped_latent", "mlra", "grouped_tied", "dsa")
 """Layers whose cache is a row of tokens, so that the last ones can be dropped."""
 
@@ -34,7 +38,7 @@ class History(Rows):
     length: Int[Array, "batch"]
 
     @classmethod
-    def of(cls, prompt: Array, lengths: Array | None, room: int) -> "History":
+    def of(cls, prompt: Array, lengths: Array | None, room: int, drafts: int) -> "History":
         """The prompts, which stand at the end of their rows, moved to the beginning."""
         batch, time = prompt.shape
         # A copy, because every round donates its state.
@@ -110,3 +114,43 @@ def _recording(config: LoopedConfig, cache: LoopedCache) -> LoopedCache:
         outside(config.prelude_layers, cache.prelude),
         outside(config.coda_layers, cache.coda),
     )
+
+
+def drafting(model: LoopedLM, draft: Any, shares_cache: bool) -> tuple[Any, Any, bool, Any]:
+    """What proposes tokens, its model, whether it shares the cache, and what makes its own."""
+    if isinstance(draft, ParallelLayers):
+        return draft.propose(), draft.model, False, draft.cache
+    if not isinstance(draft, str):
+        return append, draft, shares_cache, None
+    kind, _, number = draft.partition(":")
+    count = int(number) if number.isdecimal() else 0
+    if kind == "loops" and 1 <= count < model.config.loops:
+        return loops_draft(count), model, True, None
+    if kind == "ngram" and 1 <= count <= MOST_DRAFTS and not shares_cache:
+        return ngram_draft(count, model.config.vocabulary), model, False, History.of
+    raise ValueError(
+        f"draft: got {draft!r}, wanted a model, 'loops:n' with n below the model's "
+        f"{model.config.loops} loops, or 'ngram:n' with its own cache"
+    )
+
+
+def check_draft(model: LoopedLM, draft: LoopedLM, shares_cache: bool) -> None:
+    """Refuse a draft of another vocabulary, or whose cache cannot take tokens back."""
+    if draft.config.vocabulary != model.config.vocabulary:
+        raise ValueError(
+            f"draft has a vocabulary of {draft.config.vocabulary}; the model's is "
+            f"{model.config.vocabulary}."
+        )
+    if draft.config.recursion:
+        raise ValueError("recursion: caches that lack tokens cannot go back to a length.")
+    # A draft with its own cache keeps the states to which it may return.
+    states = () if shares_cache else (word for word, x in LAYERS.items() if x.is_recurrent)
+    words = {*draft.config.layers, *draft.config.prelude_layers, *draft.config.coda_layers}
+    taken = (*REWINDABLE, "nsa", "moba", *states)
+    other = sorted(words - {*taken})
+    if other or any(w is not None for windows in draft.config.loop_windows for w in windows):
+        what = f"layers {other[0]!r}" if other else "windows"
+        raise ValueError(
+            f"draft has {what}, whose cache cannot take tokens back; want layers out of "
+            f"{', '.join(taken)} without windows."
+        )

@@ -30,19 +30,16 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.looped.decoding.cache import LoopedCache, read_sparsely
 from toolkit.looped.decoding.drafts import (
-    REWINDABLE,
-    History,
-    loops_draft,
-    ngram_draft,
+    MOST_DRAFTS,
+    check_draft,
+    drafting,
     verify_all,
 )
+from toolkit.looped.decoding.layer_parallel import ParallelLayers
 from toolkit.looped.decoding.sampling import check_sampling, truncated_logits
-from toolkit.looped.decoding.steps import append, prefill
+from toolkit.looped.decoding.steps import prefill
 from toolkit.looped.loops.rows import check_tokens
-from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
-
-MOST_DRAFTS = 64
 
 
 class Speculation(NamedTuple):
@@ -88,7 +85,7 @@ class _Writing(NamedTuple):
 @checked
 def generate_speculatively(
     model: LoopedLM,
-    draft: LoopedLM | str,
+    draft: LoopedLM | ParallelLayers | str,
     prompt: Int[Array, "batch time"],
     length: int,
     *,
@@ -109,7 +106,7 @@ def generate_speculatively(
         model: the exact model.
         draft: the model that proposes tokens, with the same vocabulary. With its own cache it may
             have recurrent layers. Or "loops:2", the first loops of the model itself, which share
-            its cache; or "ngram:3", what followed the last 3 tokens before.
+            its cache; or "ngram:3", what followed the last 3 tokens before; or `ParallelLayers`.
         prompt: at least one token per sequence.
         length: tokens to write.
         drafts: tokens proposed per round.
@@ -137,15 +134,15 @@ def generate_speculatively(
         >>> found.tokens.shape, found.kept.tolist()
         ((1, 6), [2.0])
     """
-    propose, drafter, shares_cache, own = _drafting(model, draft, shares_cache)
+    propose, drafter, shares_cache, own = drafting(model, draft, shares_cache)
     _check(model, prompt, length, drafts, temperature, key)
     if not isinstance(draft, str):
-        _check_draft(model, draft, shares_cache)
+        check_draft(model, drafter, shares_cache)
     check_sampling(None, top_k, top_p, min_p)
     capacity = prompt.shape[1] + length + drafts + 1
     logits, cache = prefill(model, prompt, capacity, lengths=lengths)
     if own is not None:
-        own = own(prompt, lengths, capacity)
+        own = own(prompt, lengths, capacity, drafts)
     elif not shares_cache:
         own = prefill(drafter, prompt, capacity, lengths=lengths)[1]
     if sparse is not None:
@@ -163,22 +160,6 @@ def generate_speculatively(
         truncation={"top_k": top_k, "top_p": top_p, "min_p": min_p},
         stop_token=stop_token,
         key=jax.random.key(0) if key is None else key,
-    )
-
-
-def _drafting(model: LoopedLM, draft: Any, shares_cache: bool) -> tuple[Any, Any, bool, Any]:
-    """What proposes tokens, its model, whether it shares the cache, and what makes its own."""
-    if not isinstance(draft, str):
-        return append, draft, shares_cache, None
-    kind, _, number = draft.partition(":")
-    count = int(number) if number.isdecimal() else 0
-    if kind == "loops" and 1 <= count < model.config.loops:
-        return loops_draft(count), model, True, None
-    if kind == "ngram" and 1 <= count <= MOST_DRAFTS and not shares_cache:
-        return ngram_draft(count, model.config.vocabulary), model, False, History.of
-    raise ValueError(
-        f"draft: got {draft!r}, wanted a model, 'loops:n' with n below the model's "
-        f"{model.config.loops} loops, or 'ngram:n' with its own cache"
     )
 
 
@@ -327,24 +308,3 @@ def _check(model, prompt, length, drafts, temperature, key):
     check_sampling(temperature or None, None, None)
     if temperature and key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
-
-
-def _check_draft(model, draft, shares_cache):
-    if draft.config.vocabulary != model.config.vocabulary:
-        raise ValueError(
-            f"draft has a vocabulary of {draft.config.vocabulary}; the model's is "
-            f"{model.config.vocabulary}."
-        )
-    if draft.config.recursion:
-        raise ValueError("recursion: caches that lack tokens cannot go back to a length.")
-    # A draft with its own cache keeps the states to which it may return.
-    states = () if shares_cache else (word for word, x in LAYERS.items() if x.is_recurrent)
-    words = {*draft.config.layers, *draft.config.prelude_layers, *draft.config.coda_layers}
-    taken = (*REWINDABLE, "nsa", "moba", *states)
-    other = sorted(words - {*taken})
-    if other or any(w is not None for windows in draft.config.loop_windows for w in windows):
-        what = f"layers {other[0]!r}" if other else "windows"
-        raise ValueError(
-            f"draft has {what}, whose cache cannot take tokens back; want layers out of "
-            f"{', '.join(taken)} without windows."
-        )

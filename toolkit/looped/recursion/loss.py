@@ -155,7 +155,7 @@ def _chosen_loops(
         documents = None if segment_ids is None else take(segment_ids)
 
         def run(h: Array, tau: int = tau, at: Array = places, documents: Any = documents) -> Array:
-            h = model._loop_input(h, row_of(rows, tau).embedding, None)
+            h = model.loop_input(h, row_of(rows, tau).embedding, None)
             how = {"windows": model.config.loop_windows[tau], "residual": model.group_residual}
             return run_blocks(model.blocks, h, segment_ids=documents, positions=at, **how)[0]
 
