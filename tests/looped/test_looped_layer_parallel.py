@@ -19,6 +19,7 @@ from toolkit.looped import (
     prefill,
 )
 from toolkit.looped.decoding.layer_parallel import parallel_step
+from toolkit.parallel import make_mesh
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUAL = 1e-5  # of logits that are computed on one device or on several
@@ -30,7 +31,7 @@ def small_model(pattern="full full full", **fields):
 
 
 def test_groups_of_one_are_exact_and_larger_ones_are_not():
-    model, prompt = small_model(loops=2), jnp.array([[5, 3, 8], [1, 2, 2]])
+    model, prompt = small_model(), jnp.array([[5, 3, 8], [1, 2, 2]])
     token = jnp.array([7, 9])
 
     def stepped(size):
@@ -45,8 +46,8 @@ def test_groups_of_one_are_exact_and_larger_ones_are_not():
     assert np.abs(rough - exact).max() > 100 * EQUAL  # the control
 
 
-def test_a_group_on_devices_is_the_group_on_one_and_the_text_is_exact():
-    model, mesh = small_model(), jax.make_mesh((2,), ("layer",))
+def test_a_group_on_devices_is_the_group_on_one():
+    model, mesh = small_model(), make_mesh({"layer": 2}, devices=jax.devices()[:2])
     cache = prefill(model, jnp.array([[5, 3, 8]]), 8)[1]
     step = jax.jit(parallel_step, static_argnames=("size", "mesh"))
     token = jnp.array([7])
@@ -54,6 +55,11 @@ def test_a_group_on_devices_is_the_group_on_one_and_the_text_is_exact():
     np.testing.assert_allclose(together, alone, atol=EQUAL)
     program = step.lower(model, token, cache, 2, mesh).compile().as_text()
     assert "all-gather" in program or "all-reduce" in program
+
+
+@pytest.mark.slow
+def test_the_text_is_that_of_the_exact_model_row_by_row():
+    model, mesh = small_model(), make_mesh({"layer": 2}, devices=jax.devices()[:2])
     prompt, lengths = jnp.array([[0, 0, 4], [5, 3, 8]]), jnp.array([1, 3])
     wanted = generate(model, prompt, 6, lengths=lengths)
     draft = ParallelLayers(model, 2, mesh)
@@ -65,7 +71,7 @@ def test_what_has_no_groups_is_refused():
     with pytest.raises(ValueError, match="size: got 0"):
         ParallelLayers(small_model(), 0)
     with pytest.raises(ValueError, match=r"mesh: got {'layer': 2}, wanted 'layer': 3"):
-        ParallelLayers(small_model(), 3, jax.make_mesh((2,), ("layer",)))
+        ParallelLayers(small_model(), 3, make_mesh({"layer": 2}, devices=jax.devices()[:2]))
     with pytest.raises(ValueError, match="model: got layers 'gdn full'"):
         ParallelLayers(small_model("gdn full"), 2)
 

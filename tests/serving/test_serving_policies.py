@@ -16,10 +16,12 @@ from toolkit.serving import (
     hit_rate,
     mix_replicas,
     placements,
+    pooled_rounds,
     prune,
     reading_seconds,
     serve_in_order,
     spread_samples,
+    tokens_by_least,
 )
 
 MOST = 4096
@@ -188,3 +190,22 @@ def test_fused_steps_are_the_union_of_the_requests():
     assert lengths.sum() == 1375
     assert fused_steps(zip(arrivals.tolist(), lengths.tolist(), strict=True)) == 148
     assert fused_steps((3 * place, 20) for place in range(10)) == 47
+
+
+def test_pools_of_equal_rows_starve_and_rows_of_their_own_length_need_none():
+    prompts = sorted(np.random.default_rng(0).integers(8, 48, 200).tolist())
+    how = {"acceptance": 0.7, "drafts": 5}
+    # Shares of a separate prototype with draws of its own.
+    wanted = {(2, 8): 0.302, (4, 8): 0.040, (4, 48): 0.162, (8, 192): 0.01}
+    for (batch, window), share in wanted.items():
+        found = pooled_rounds(prompts, 64, batch=batch, window=window, **how)
+        assert found.grouped == pytest.approx(share, abs=0.03)
+        assert found.needed <= found.rounds
+        assert found.moved > 0
+    # Where every draft is refused, rows stay equal and nothing moves.
+    equal = pooled_rounds([8] * 16, 8, batch=4, window=16, acceptance=0.0, drafts=2)
+    assert equal == (32, 1.0, 0, 32)
+    least = [tokens_by_least(0.7, 5, batch) for batch in (1, 2, 4, 8, 16)]
+    assert least == pytest.approx([2.9412, 1.9336, 1.3157, 1.0612, 1.0033], abs=1e-4)
+    with pytest.raises(ValueError, match="window: got"):
+        pooled_rounds([8], 8, batch=4, window=2, **how)

@@ -41,6 +41,8 @@ first_of, prune         branches of which the first to end are kept (SART)
 spread_samples          samples per prompt so that the slowest is soonest done (DARTS)
 all_reduce_seconds      a star, a ring or a tree over slow links (TPI-LLM); `star_all_reduce`
 window_seconds          a model whose weights pass through a window of memory
+pooled_rounds           rows of equal length pooled across batches (EXSPEC); `PooledRounds`
+tokens_by_least         a speculative batch that is cut to its least
 hit_rate                which prefix to forget (PBKV)
 draw_workflows, AgentCall    workflows of agents; `fit_chain`: their transitions
 """
@@ -76,6 +78,7 @@ from toolkit.serving.simulation.placement import (
     reading_seconds,
     switch_pays,
 )
+from toolkit.serving.simulation.ragged import PooledRounds, pooled_rounds, tokens_by_least
 from toolkit.serving.simulation.simulate import Instance, Served, simulate
 from toolkit.serving.simulation.slow_links import (
     all_reduce_seconds,
@@ -96,6 +99,7 @@ __all__ = [
     "LogStudent",
     "Mixed",
     "PageTable",
+    "PooledRounds",
     "Pools",
     "PrefillFirst",
     "Progress",
@@ -125,6 +129,7 @@ __all__ = [
     "opt_13b_on_a100",
     "placements",
     "planned_cost",
+    "pooled_rounds",
     "prune",
     "reading_seconds",
     "replay",
@@ -134,6 +139,7 @@ __all__ = [
     "spread_samples",
     "star_all_reduce",
     "switch_pays",
+    "tokens_by_least",
     "vary",
     "window_seconds",
 ]

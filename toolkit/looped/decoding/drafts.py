@@ -38,7 +38,7 @@ class History(Rows):
     length: Int[Array, "batch"]
 
     @classmethod
-    def of(cls, prompt: Array, lengths: Array | None, room: int, drafts: int) -> "History":
+    def of(cls, prompt: Array, lengths: Array | None, room: int, drafts: int = 0) -> "History":
         """The prompts, which stand at the end of their rows, moved to the beginning."""
         batch, time = prompt.shape
         # A copy, because every round donates its state.

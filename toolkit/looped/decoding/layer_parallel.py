@@ -31,6 +31,7 @@ from toolkit.looped.decoding.cache import LoopedCache
 from toolkit.looped.decoding.steps import append, prefill
 from toolkit.looped.loops.rows import row_of
 from toolkit.looped.model import LoopedLM
+from toolkit.parallel.axes import check_auto_axes
 
 AXIS = "layer"
 
@@ -72,6 +73,8 @@ class ParallelLayers:
             raise ValueError(f"size: got {self.size}, wanted at least 1 layer")
         if self.mesh is not None and self.mesh.shape.get(AXIS) != self.size:
             raise ValueError(f"mesh: got {dict(self.mesh.shape)}, wanted {AXIS!r}: {self.size}")
+        if self.mesh is not None:
+            check_auto_axes(self.mesh)
         words = {*config.layers, *config.prelude_layers, *config.coda_layers}
         has_more = block.connections is not None or block.is_ladder or config.recursion is not None
         is_windowed = any(w is not None for windows in config.loop_windows for w in windows)
