@@ -315,9 +315,7 @@ class LoopedLM(nnx.Module):
     def loop_input(self, h: Any, embedding: Any, injected: Any) -> Any:
         """What the layers of a loop read of the stream."""
         h = h if embedding is None else h + embedding
-        if self.adapter is None:
-            return h
-        return self.adapter(jnp.concatenate([h, injected], axis=-1))
+        return h if self.adapter is None else self.adapter(jnp.concatenate([h, injected], axis=-1))
 
     def loop_output(self, out: Any, rho: Any, start: Any) -> Any:
         """The stream after a loop that began with `start`."""
