@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "latent": "a small DeepSeek cut over devices: what slices of its latents cost, and aligning",
     "sparse": "sparse decoding: needles found, mass kept, bytes read, system by system",
     "gradients": "gradients in fewer bytes: feedback, local steps, sparse rows, greedy choices",
+    "serving": "policies of serving: each system's claim on drawn requests, simulated",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
     "transfer": "the rate of a small model on a large one: muP, decay, hypersphere, search",
 }
