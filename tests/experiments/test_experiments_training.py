@@ -17,9 +17,8 @@ from toolkit.experiments import (
     run_experiment,
     synthetic,
 )
-from toolkit.experiments.curriculum import run_stages
 from toolkit.experiments.synthetic import Recipe, train
-from toolkit.experiments.tasks import StateBasedRecall, WordProblem
+from toolkit.experiments.tasks import WordProblem
 from toolkit.looped import LoopedConfig
 
 # Together they compute for longer than the first tier has time.
@@ -65,17 +64,6 @@ def test_training_killed_in_the_middle_ends_with_the_same_numbers(tmp_path):
     assert len(unbroken.accuracy_by_position(recipe.task, 0)) == 6
 
 
-def test_enough_is_enough_also_when_called_again(tmp_path):
-    recipe = tiny(WordProblem("Z2", 1))
-    calls = []
-    first = train(recipe, 0, Workspace(tmp_path, calls.append), enough=0.9)
-    assert first.numbers["step"][-1] < STEPS
-    calls.clear()
-    again = train(recipe, 0, Workspace(tmp_path, calls.append), enough=0.9)
-    assert calls == []
-    assert again.numbers["step"] == first.numbers["step"]
-
-
 def test_a_signal_stops_politely(tmp_path):
     import os
     import signal
@@ -84,14 +72,6 @@ def test_a_signal_stops_politely(tmp_path):
     workspace = Workspace(tmp_path, lambda share: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Stopped):
         train(recipe, 0, workspace)
-
-
-def test_a_curriculum_ends_with_the_stage_it_does_not_pass(tmp_path):
-    task = StateBasedRecall(6, most_cells=6)
-    recipe = dataclasses.replace(tiny(task, steps=20))
-    outcome = run_stages(recipe, 0, Workspace(tmp_path, lambda share: None), stages=(5, 6))
-    assert outcome["n_max"] == 0
-    assert outcome["steps by stage"] == [20]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,5 +1,7 @@
 """The arena of carried rates: what an excess is, the sphere, one short run of every rule."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,12 @@ import pytest
 
 from toolkit.experiments import load_experiment, transfer
 from toolkit.experiments.kit.experiment import Workspace
+from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.transfer import LOSSES, MUP, RATES, SIZES, STANDARD, TransferSetting
 from toolkit.lr import transfer as factors
 
+ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5  # of float32
 
 
@@ -65,6 +69,27 @@ def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():
     on = transfer._on_sphere(stepped["w"], "hidden", norm)
     assert float(jnp.linalg.norm(on)) == pytest.approx(float(norm), rel=TOLERANCE)
     np.testing.assert_array_equal(transfer._on_sphere(stepped["b"], "input", norm), stepped["b"])
+
+
+def test_what_the_page_on_searches_says_of_the_record():
+    experiment = load_experiment("transfer")
+    lines = read_runs(ROOT / "data/experiments/transfer.jsonl", experiment)
+    results, large = results_of(lines, experiment), SIZES[-1]
+    found = {rule: transfer.carried(results, rule, large) for rule in results_rules(results)}
+    assert max(len(losses) for rule, losses in found.items() if rule != transfer.SEARCH) == 2
+    assert found[MUP].mean() == pytest.approx(1.63, abs=0.005)
+    assert transfer.excess(results, MUP, large).mean() == 0
+    assert transfer.excess(results, STANDARD, large).mean() == pytest.approx(0.37, abs=0.005)
+    best = results.curves(TransferSetting(STANDARD, *large).label, LOSSES).mean(0).min()
+    assert best == pytest.approx(1.96, abs=0.005)
+    assert abs(found[transfer.COUPLED].mean() - found[MUP].mean()) < 0.02
+    assert found[MUP].mean() < found[transfer.LONG].mean() < found[STANDARD].mean()
+    assert found[transfer.SEARCH].mean() == pytest.approx(2.25, abs=0.005)
+
+
+def results_rules(results):
+    return [rule for rule in (*transfer.RULES, transfer.SEARCH)
+            if TransferSetting(rule, *SIZES[-1]).label in results.labels]  # fmt: skip
 
 
 @pytest.mark.nightly

@@ -12,7 +12,6 @@ EXPERIMENTS: dict[str, str] = {
     "s3": "running products that do not commute: does looping help to track them",
     "mqar": "many keys to look up: a fixed state, a window, a hybrid",
     "recall": "a memory behind swapped pointers: hybrid against window",
-    "curriculum": "the stages of recall up to 256 cells, for a machine with an accelerator",
     "convert": "a softmax teacher becomes a hybrid: what is kept, and which layers",
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
     "latent": "a small DeepSeek cut over devices: what slices of its latents cost, and aligning",

@@ -78,7 +78,7 @@ def _draw(results: Results, caption: str):
     for index, (label, look) in enumerate(looks(results)):
         draw_bar(right, index, results.samples(label, _MOVED), look, 0.6)
     left.axhline(PASS, color="#8a949e", linewidth=1)
-    left.text(0.01, PASS + 0.01, "passes the stage", color="#8a949e", fontsize=9,
+    left.text(0.01, PASS + 0.01, "passed", color="#8a949e", fontsize=9,
               transform=left.get_yaxis_transform())  # fmt: skip
     left.set(xlabel="training step", ylabel="accuracy", ylim=(0.4, 1.05),
              title=f"{CELLS} cells, {CELLS} swaps, while training")  # fmt: skip
@@ -110,8 +110,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     draw=_draw,
-    beyond="the stages of 16 to 256 cells: `toolkit experiment curriculum` runs them on a bigger "
-    "machine.",
+    beyond="16 to 256 cells, in stages.",
     minutes=25,
     work=lambda recipe: recipe.work,
 )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +19,6 @@ from toolkit.training import (
     adamw,
     fit,
     make_train_step,
-    read_metrics,
 )
 
 LOG_EVERY = 50
@@ -100,24 +98,18 @@ def train(
     workspace: Workspace,
     *,
     start: nnx.State | None = None,
-    enough: float | None = None,
 ) -> Trained:
     """Train a recipe, from the last checkpoint in the workspace if there is one."""
     graph, optimizer, step = _programs(recipe)
     params = nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(seed)))[1] if start is None else start
     directory = workspace.directory / "training"
-    accuracies: list[float] = []
 
     def tell(row: dict[str, Any]) -> None:
         workspace.progress(row["step"] / recipe.steps)
 
     def held_out_errors(params: nnx.State) -> float:
         right, scored = _counts(graph, params, recipe.task, seed, 1)
-        accuracies.append(float(right.sum() / scored.sum()))
-        return 1 - accuracies[-1]
-
-    def is_enough() -> bool:
-        return enough is not None and bool(accuracies) and accuracies[-1] >= enough
+        return 1 - float(right.sum() / scored.sum())
 
     interval = max(LOG_EVERY, recipe.steps // 20 // LOG_EVERY * LOG_EVERY)
     result = fit(
@@ -125,7 +117,7 @@ def train(
         step,
         jnp.int32(seed),
         FitOptions(
-            total_steps=_passed_at(directory, enough) or recipe.steps,
+            total_steps=recipe.steps,
             log_every=LOG_EVERY,
             eval_every=interval,
             checkpoint_every=interval,
@@ -134,10 +126,9 @@ def train(
         ),
         directory=directory,
         evaluate=held_out_errors,
-        stop=is_enough,
         callback=tell,
     )
-    if result.stopped_by not in (None, "request"):
+    if result.stopped_by is not None:
         raise Stopped
     evaluated = [row for row in result.history if "evaluation_loss" in row]
     numbers = {
@@ -154,13 +145,6 @@ def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[A
     logits = nnx.merge(graph, params)(batch.tokens)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
     return jnp.sum(losses * batch.mask) / jnp.sum(batch.mask)
-
-
-def _passed_at(directory: Path, enough: float | None) -> int | None:
-    """The step at which an earlier call of `train` stopped early and must not continue."""
-    rows = read_metrics(directory / "metrics.jsonl") if enough is not None else []
-    passed = (row["step"] for row in rows if 1 - row.get("evaluation_loss", 1.0) >= enough)
-    return next(passed, None)
 
 
 @functools.lru_cache(maxsize=1)

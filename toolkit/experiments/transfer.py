@@ -265,10 +265,12 @@ def draw(results: Results, caption: str) -> Any:
     """One panel per size: loss over the rate, and the rate carried over."""
     from toolkit.figures import new_figure
 
-    figure = new_figure(12.0, 4.4)
-    panels: Sequence[Any] = figure.subplots(1, len(SIZES), sharey=True)
+    ran = {TransferSetting(rule, *size).label: size for size in SIZES for rule in RULES}
+    sizes = sorted({ran[label] for label in results.labels if label in ran}, key=SIZES.index)
+    figure = new_figure(3.0 + 2.3 * max(len(sizes), 2), 4.4)
+    panels: Sequence[Any] = figure.subplots(1, max(len(sizes), 1), sharey=True, squeeze=False)[0]
     figure.subplots_adjust(left=0.06, right=0.985, wspace=0.08, bottom=0.24, top=0.9)
-    for axes, size in zip(panels, SIZES, strict=True):
+    for axes, size in zip(panels, sizes, strict=False):
         for rule, look in zip(RULES, LOOKS, strict=False):
             label = TransferSetting(rule, *size).label
             if label not in results.labels:
@@ -284,7 +286,9 @@ def draw(results: Results, caption: str) -> Any:
     panels[0].set(ylabel="held-out loss (nats)")
     if panels[0].lines:
         panels[0].legend(fontsize=8)
-    caption_below(figure, f"Markers: the rate that is best at {SIZES[0]}. {caption}")
+    caption_below(
+        figure, f"Markers: the best rate of width {SIZES[0][0]}, {SIZES[0][1]} layers. {caption}"
+    )
     return figure
 
 

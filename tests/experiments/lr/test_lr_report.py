@@ -1,13 +1,21 @@
 """The arithmetic of the comparison, on numbers known beforehand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from toolkit.experiments import load_experiment
+from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import MissingResultError, Results
+from toolkit.experiments.lr.experiment import BUDGETS, _cells
+from toolkit.experiments.lr.methods import METHODS, ORACLE_GRID, PEAK
 from toolkit.experiments.lr.report import (
     DEFAULT,
+    GOAL,
     REFERENCE,
     Cell,
+    _compared,
     budget_factor,
     cells,
     factors_of,
@@ -20,6 +28,7 @@ from toolkit.experiments.lr.report import (
 )
 
 EXACT = 1e-12
+ROOT = Path(__file__).parents[3]
 
 
 def losses(mean, spread=0.01):
@@ -93,4 +102,37 @@ def test_the_report_shows_what_was_not_run():
     assert "looped 4000 evaluations: not run" in text
     assert f"  {DEFAULT:24}   1.1000 +- 0.0000    2.00" in text
     assert f"  {'AutoLRS':24}           missing" in text
-    assert f"  {DEFAULT:24}  0.667    0.00     0.00    1.00    1.00      1" in text
+    assert f"  {DEFAULT:24}  0.667     0.00     0.00    1.00    1.00      1" in text
+
+
+def test_what_the_page_on_searches_says_of_the_record():
+    experiment = load_experiment("lr")
+    lines = read_runs(ROOT / "data/experiments/lr.jsonl", experiment)
+    results = results_of(lines, experiment)
+    found = _cells(results)
+    factors = factors_of(DEFAULT, found)
+    assert len(factors) == 16
+    assert [sum(factor <= most for factor in factors.values()) for most in (GOAL, 1.5)] == [2, 9]
+    assert factors["autoencoder 1000"] == pytest.approx(14, abs=0.5)
+    assert factors["sets 300"] == pytest.approx(3.4, abs=0.05)
+    ran = [cell for cell in found if DEFAULT in cell.losses]
+    assert [sum(cell.budget == each for cell in ran) for each in BUDGETS] == [10, 6, 3]
+    assert all(len(cell.losses[DEFAULT]) == 5 for cell in ran)
+    level = ("linear, fixed rate", "Schedule-Free, fixed")
+    for method in METHODS:
+        both = _compared(found, (DEFAULT, method))
+        ours, theirs = (profile_area([cell.factor(name) for cell in both])
+                        for name in (DEFAULT, method))  # fmt: skip
+        if method in level:
+            assert ours == pytest.approx(theirs, abs=0.01)
+        elif METHODS[method].kind != "oracle" and method != DEFAULT:
+            assert ours > theirs + 0.05
+
+
+def test_the_oracles_grid_brackets_its_best_rate_in_every_cell():
+    experiment = load_experiment("lr")
+    results = results_of(read_runs(ROOT / "data/experiments/lr.jsonl", experiment), experiment)
+    for cell in _cells(results):
+        if REFERENCE in cell.losses:
+            best = results.samples(f"{cell.name}: {REFERENCE}", PEAK)[0]
+            assert ORACLE_GRID[0] < best < ORACLE_GRID[-1]

@@ -51,9 +51,10 @@ def draw(found: Sequence[Cell], caption: str) -> Figure:
         _draw_losses(axes, rows, methods, budgets)
         axes.set_title(name)
         axes.set_yticks(range(len(methods)), methods if not column else [""] * len(methods))
-        if not column:
-            axes.legend(loc="lower right", title="budget", frameon=True)
-    _draw_profile(figure.add_subplot(grid[1, : max(len(workloads) - 1, 1)]), found)
+    fullest = max(figure.axes, key=lambda axes: len(axes.get_legend_handles_labels()[0]))
+    if fullest.get_legend_handles_labels()[0]:
+        fullest.legend(loc="lower right", title="budget", frameon=True)
+    _draw_profile(figure.add_subplot(grid[1, : max(3 * len(workloads) // 4, 1)]), found)
     note = "Above: paired difference of test losses to linear decay tuned by an oracle, 95 % "
     note += (
         "bootstrap interval; arrows: beyond the axis.\nBelow: factor, times the evaluations that "
@@ -96,9 +97,9 @@ def _draw_losses(
         for row in rows
         if REFERENCE in row.losses
     ]
-    axes.set_xlabel("loss above linear (oracle)\n" + "\n".join(losses), fontsize=9)
+    axes.set_xlabel("above linear\n(oracle)\n" + "\n".join(losses), fontsize=9)
     axes.tick_params(axis="x", labelsize=8.5)
-    axes.locator_params(axis="x", nbins=4)
+    axes.locator_params(axis="x", nbins=3)
 
 
 def _draw_profile(axes: Axes, found: Sequence[Cell]) -> None:
@@ -119,4 +120,5 @@ def _draw_profile(axes: Axes, found: Sequence[Cell]) -> None:
     axes.set(xlim=(1, LARGEST_FACTOR), ylim=(-0.03, 1.03), xlabel="factor r",
              ylabel="share of cells within r", title="performance profile")  # fmt: skip
     axes.axhline(1, color=FAINT, linewidth=1)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.05), title="area, 1 is best (cells)")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.05), title="area, 1 is best (cells)")

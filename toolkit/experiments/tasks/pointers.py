@@ -12,10 +12,8 @@ POINTERS = 5
 PAD, INIT, OPS, QUERY, BIT, POINTER, ADDRESS = 0, 1, 2, 3, 4, 6, 11
 """Numbers of tokens: BIT and BIT + 1 are the bits, POINTER.. the five variables, ADDRESS..
 the addresses."""
-STAGES = (8, 16, 32, 64, 128, 256)
-"""Cells (and swaps) of the stages of the curriculum."""
 PASS = 0.90
-"""Accuracy at which a model goes on to the next stage; ignoring the swaps gives about 0.6."""
+"""Accuracy at which a number of cells is passed; ignoring the swaps gives about 0.6."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +29,8 @@ class StateBasedRecall:
         swaps: m, swaps of two different pointers (None: as many as cells).
         most_cells: n of the last stage, which fixes the vocabulary (None: `cells`).
 
-    Source: Olmo Hybrid (arXiv:2604.03444), state-based recall; LT2's curriculum is n = m over the
-        STAGES.
+    Source: Olmo Hybrid (arXiv:2604.03444), state-based recall; LT2's curriculum is n = m from 8
+        to 256.
     """
 
     cells: int
