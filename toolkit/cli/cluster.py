@@ -134,8 +134,8 @@ def plan(
         exchange: also choose which gradients of the fastest plan to compress, on its modelled
             timeline: compressors, or exchanges as `toolkit train --exchange` takes them, from which
             each tensor takes one or none (Espresso), and which layers to send together (MergeComp).
-        save: write the fastest plan, with its exchange, to this file, for `toolkit train --plan`
-            and `toolkit explain --plan`.
+        save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
+            --plan`; with `exchange` the fastest whose replicas exchange gradients, and how.
     """
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
@@ -219,14 +219,17 @@ def plan(
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
     ahead = memory_setting(found.best.cluster, found.best.memory.total)
-    exchanges = None
-    if exchange:
-        from toolkit.planning.gradients.exchanges import choose_exchanges
+    chosen, exchanges = found.best, None
+    if exchange and save is None:
+        print(planning.choose_exchanges(chosen, exchange))
+    elif exchange:
+        from toolkit.planning.gradients.program import fastest_exchanged
 
-        exchanges = choose_exchanges(found.best, exchange)
-        print(exchanges)
+        exchanges = fastest_exchanged(found, exchange)
+        chosen = exchanges.step
+        print(f"The fastest plan that is trained with an exchange: {chosen.strategy}\n{exchanges}")
     if save is not None:
-        planning.save_plan(found.best, save, exchanges=exchanges)
+        planning.save_plan(chosen, save, exchanges=exchanges)
         print(f"The plan is written. Run it with:  {ahead}toolkit train RUN --plan {save}")
     elif sys.argv[1:2] == ["plan"]:
         again = shlex.join(["toolkit", *sys.argv[1:], "--save", "plan.json"])

@@ -15,6 +15,7 @@ from toolkit.planning import (
     Constants,
     Cost,
     Option,
+    Plan,
     Schedule,
     Strategy,
     best_cut,
@@ -27,6 +28,7 @@ from toolkit.planning import (
 )
 from toolkit.planning.gradients.costs import message_cost
 from toolkit.planning.gradients.lanes import Message, one_by_one
+from toolkit.planning.gradients.program import fastest_exchanged
 
 EQUAL = 1e-8  # what the search takes for the same
 SIZES, READY = (16, 64, 4, 64, 16, 1, 64, 4), (1, 3, 3.5, 6, 7, 7.2, 10, 10.5)
@@ -194,7 +196,18 @@ def test_a_saved_choice_names_every_tensor(tmp_path):
     costs = {option.name: option.cost for option in options}
     apart = [costs["low_rank=2:all_reduce"](at, at + 1).send for at in (0, 1)]
     assert costs["low_rank=2:all_reduce"](0, 2).send == pytest.approx(sum(apart))
+    # Of plans the fastest that is exchanged, which without an exchange is not the fastest.
+    two = dict.fromkeys(("data", "tensor"), 2)
+    steps = [
+        predict(replace(config, pattern="full full"), "a10g:4", Strategy(**degrees), **sizes)
+        for degrees in ({"fsdp": 4}, two, {"data": 4}, {"pipeline": 2, "data": 2})
+    ]
+    fastest = fastest_exchanged(Plan(steps[0], tuple(steps[1:]), 4, 4), ["int4"])
+    seconds = [choose_exchanges(step, ["int4"]).step_seconds for step in steps[1:3]]
+    assert fastest.step_seconds == min(seconds)
     step = predict(config, "a10g:8", Strategy(fsdp=8), **sizes)
+    with pytest.raises(ValueError, match="got fsdp 8; wanted replicas"):
+        fastest_exchanged(Plan(step, (), 1, 1), ["int4"])
     with pytest.raises(ValueError, match=r"wanted replicas \(data\) to exchange gradients"):
         save_plan(step, tmp_path / "other.json", exchanges=choose_exchanges(step, ["int4"]))
 

@@ -3,5 +3,7 @@
 * `costs.py`: seconds of a message on chips and links
 * `lanes.py`: options with their costs, laid out in time
 * `search.py`: the optimum by a Pareto programme; Espresso's greedy search; MergeComp's cut
-* `exchanges.py`: the same for a planned step, as `toolkit plan --exchange` prints it
+* `tensors.py`: the gradients of a planned step, and when each is ready
+* `exchanges.py`: the choice for them, as `toolkit plan --exchange` prints it
+* `program.py`: the train step of a plan that exchanges as was chosen, tensor by tensor
 """

@@ -1,6 +1,7 @@
 """The train step of a plan whose gradients are exchanged as was chosen, tensor by tensor."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from toolkit.parallel.gradients import Exchange, ExchangePlan, ExchangeState
 from toolkit.parallel.layout import placements_of
 from toolkit.planning.grade.forms import by_layer, stacked
 from toolkit.planning.grade.program import Program, over, own_gradients, summed
-from toolkit.planning.gradients.exchanges import DENSE, ExchangeChoice
+from toolkit.planning.gradients.exchanges import DENSE, ExchangeChoice, choose_exchanges
 from toolkit.planning.gradients.tensors import shape_of
 from toolkit.planning.memory.placing import (
     BATCH_AXES,
@@ -24,6 +25,7 @@ from toolkit.planning.memory.placing import (
     parameters,
     specs_of,
 )
+from toolkit.planning.search.plan import Plan
 from toolkit.planning.strategy import Strategy
 
 
@@ -75,9 +77,22 @@ def exchanging(
     return replace(plan, program=exchanged)
 
 
+def fastest_exchanged(found: Plan, exchanges: Sequence[str]) -> ExchangeChoice:
+    """The choice for the plan whose step is then shortest, of those whose replicas exchange."""
+    plans = [each for each in (found.best, *found.runners_up) if _is_exchanged(each.strategy)]
+    if not plans:
+        check_exchanged(found.best.strategy)
+    choices = [choose_exchanges(each, exchanges) for each in plans]
+    return min(choices, key=lambda choice: choice.step_seconds)
+
+
+def _is_exchanged(strategy: Strategy) -> bool:
+    return strategy.data > 1 and strategy.pipeline == strategy.expert == 1
+
+
 def check_exchanged(strategy: Strategy) -> None:
     """Refuse a strategy whose gradients no replicas exchange after the backward pass."""
-    if strategy.data == 1 or strategy.pipeline > 1 or strategy.expert > 1:
+    if not _is_exchanged(strategy):
         raise ValueError(
             f"exchange: got {strategy}; wanted replicas (data) to exchange gradients, without "
             "pipeline stages and folded experts: gradients of fsdp alone are scattered within the "
