@@ -7,6 +7,7 @@ is to be searched for is searched for first, with a stage TIMES as slow.
 
 import json
 import sys
+import time
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.lab.pipelines.pipeline_view import NONE, SEARCHED, schedule_of, searched_table
-from toolkit.measure import collectives
+from toolkit.measure import collectives, in_words
 from toolkit.parallel import make_mesh, simulate_devices
 from toolkit.parallel.pipeline import Pipeline
 
@@ -35,7 +36,9 @@ def compiled_facts(
         mesh=make_mesh({"stage": devices}, devices=jax.devices()[:devices]),
     )  # fmt: skip
     batch = jnp.ones((microbatches, SEQUENCES, WIDTH))
-    compiled = jax.jit(run).lower(run.place(weights), (), batch).compile()
+    placed, start = run.place(weights), time.perf_counter()
+    compiled = jax.jit(run).lower(placed, (), batch).compile()
+    took = in_words(time.perf_counter() - start, "seconds")
     sent = [permute for permute in collectives(compiled) if permute.kind == "collective-permute"]
     return {
         "ticks": run.program.length,
@@ -44,7 +47,7 @@ def compiled_facts(
         "bytes_sent": sum(permute.operand_bytes * permute.count for permute in sent),
         "activation": SEQUENCES * WIDTH * 4,
         "messages": run.program.messages,
-        "compiled_with": f"jax {jax.__version__}, {devices} simulated devices",
+        "compiled_with": f"jax {jax.__version__}, {devices} simulated devices, in {took}",
         "table": table,
     }
 

@@ -133,7 +133,7 @@ class Compiled:
         bytes_sent: of them all, by one device.
         activation: bytes of one activation.
         messages: those with content that the schedule needs, on all links together.
-        compiled_with: versions and devices.
+        compiled_with: versions, devices, and the seconds that compiling took here.
         table: the order that was searched for before, if one was.
     """
 

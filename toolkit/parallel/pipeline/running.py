@@ -181,7 +181,7 @@ class Pipeline:
 
         The slots are read and written back; of activations there are one that was sent, one that
         arrives through each channel, and the one in whose place it is written. What a task computes
-        within a stage and does not keep is not counted.
+        within a stage and does not keep is not counted: on CPUs, the scores of plain attention.
         """
         tasks, program = self._tasks_of(weights, shared, batch), self.program
         slots = [*zip(program.kept_slots, tasks.kept.leaves, strict=True)]
