@@ -52,7 +52,7 @@ def test_a_searched_order_is_shown_where_it_was_searched_for():
     given = {"schedule": "searched, chain", "slow": 2, "times": 1.5}
     before = view(**given)
     table = searched_table("searched, chain", 4, 8, 2, 1.5)
-    compiled = Compiled(0, 0, 0, 0.0, 0, 0, "", table)
+    compiled = Compiled(0, 0, 0, 0.0, 0, 0, "", 0.0, table)
     after = view(**given, compiled=compiled)
     assert "button searches" in before.sentence()
     assert "button searches" not in after.sentence()

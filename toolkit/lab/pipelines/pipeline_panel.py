@@ -28,6 +28,7 @@ from toolkit.lab.pipelines.pipeline_view import (
     place_in_words,
     scene_of,
 )
+from toolkit.measure import in_words
 
 _POLL_SECONDS = 0.5
 _MOST_SECONDS = 300
@@ -105,6 +106,7 @@ class CompiledPlot(Plot):
             words = (
                 f"{program.ticks} ticks x {program.channels} channels\n= {program.permutes} "
                 f"permutes, counted in the program\n(measured here: {program.compiled_with});\n"
+                f"compiled in {in_words(program.seconds, 'seconds')} (measured here);\n"
                 f"{program.messages} messages in the schedule."
             )
         self._words.set_text(words)

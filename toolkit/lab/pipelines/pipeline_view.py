@@ -133,7 +133,8 @@ class Compiled:
         bytes_sent: of them all, by one device.
         activation: bytes of one activation.
         messages: those with content that the schedule needs, on all links together.
-        compiled_with: versions, devices, and the seconds that compiling took here.
+        compiled_with: versions and devices.
+        seconds: that compiling took here.
         table: the order that was searched for before, if one was.
     """
 
@@ -144,6 +145,7 @@ class Compiled:
     activation: int
     messages: int
     compiled_with: str
+    seconds: float
     table: str = ""
 
     def in_words(self) -> str:
@@ -151,7 +153,8 @@ class Compiled:
         return (
             f"{self.ticks} ticks x {counted(self.channels, 'channel')} = {self.permutes} permutes "
             f"of {in_words(self.activation, 'bytes')}, counted in the\ncompiled program (measured "
-            f"here: {self.compiled_with}). The schedule has {self.messages} messages."
+            f"here: {self.compiled_with}), compiled in {in_words(self.seconds, 'seconds')}. The "
+            f"schedule has {self.messages} messages."
         )
 
 
