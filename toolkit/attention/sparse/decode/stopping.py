@@ -89,7 +89,10 @@ def sampled_count(
 
     taken = jnp.arange(slots + 1, dtype=jnp.int32)
     left = jnp.clip(taken[:, None], begin[None], end[None])
-    rest = (jnp.maximum(guessed(end)[None] - guessed(left), 0) * ratio[None]).sum(axis=1)
+    # The estimate grows with the position: it is looked up per token, not per token and stratum.
+    to_end = guessed(end)[None]
+    to_left = jnp.clip(guessed(taken)[:, None], guessed(begin)[None], to_end)
+    rest = (jnp.maximum(to_end - to_left, 0) * ratio[None]).sum(axis=1)
     variance = ((end[None] - left).astype(precise) * per_token[None]).sum(axis=1)
     listed = jnp.where(is_token, jnp.exp(logits - largest), 0)
     of_list = jnp.concatenate([jnp.zeros(1, precise), jnp.cumsum(listed)])
