@@ -11,6 +11,7 @@ from toolkit.parallel import (
     Machine,
     auto_layout,
     compare_layouts,
+    layout,
     logical_layout,
     make_mesh,
     redco_layout,
@@ -95,6 +96,14 @@ def test_a_scanned_transformer_is_cut_as_megatron_cuts_it(mesh, kv_heads):
     assert reasons["embed"].startswith("table: each device looks up its rows")
     layout.check()
     assert layout.batch == P("data")
+
+
+def test_one_head_of_keys_is_not_cut_along_its_size(mesh):
+    """Of queries by heads and keys by size, a compiler would sum partial scores."""
+    given = {"loss_fn": language_loss, "batch": TOKENS}
+    found = specs(layout(language_params(1), mesh, "tensor", **given))
+    assert found["layers/q"] == (None, None, "model")
+    assert not found["layers/k"]
 
 
 def test_few_heads_of_keys_are_shared_and_their_queries_cut(mesh):
