@@ -260,6 +260,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_and_fits_fewer_replicas(tmp_path, 
         run(tmp_path, 6, eight, "int8:scatter_gather:error_feedback")
 
 
+@pytest.mark.slow
 def test_each_tensor_goes_its_own_way():
     """Bytes of every way, of weights too; what nothing names is summed."""
     sizes, own = 48 * 1024, "up@int4=32:scatter_gather:none:int8=32"

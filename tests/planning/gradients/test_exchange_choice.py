@@ -169,6 +169,7 @@ def test_a_plan_compresses_what_the_link_cannot_hide():
     assert {option.name for option in scattered.options} == {"dense", "int4=256:scatter_gather"}
 
 
+@pytest.mark.slow
 def test_a_saved_choice_names_every_tensor(tmp_path):
     config = LoopedConfig.tiny("full gdn mla", width=256, feed_forward=256, tied_embedding=False)
     sizes = {"batch": 8, "sequence_length": 512}
