@@ -35,6 +35,7 @@ def row(request):
 # What follows from the engine that mixers share is tested by day on one mixer of each family.
 BY_FAMILY = (
     "one_token", "the_future", "bfloat16", "packed", "a_state_remembers", "vmap", "shard_map",
+    "not_finite", "second_call",
 )  # fmt: skip
 CASES = [
     pytest.param(
