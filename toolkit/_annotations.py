@@ -40,6 +40,16 @@ class AtLeast(NamedTuple):
         return None
 
 
+class Positive(NamedTuple):
+    """A finite number above zero; an array is not read."""
+
+    def of_value(self, name: str, value: Any) -> Exception | None:
+        """The error with which a value of the right type is refused; None where it is allowed."""
+        if isinstance(value, Array) or 0 < value < math.inf:
+            return None
+        return ValueError(f"{name} must be finite and above zero; got {value}.")
+
+
 class PowerOfTwo(NamedTuple):
     """A power of two from `least` on."""
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from toolkit.attention import draw_inputs, kimi_delta_attention, mixer, preconditioned_kda
 
@@ -66,3 +67,10 @@ def test_a_fading_above_zero_or_a_negative_weight_is_nan_from_there_on():
         out, _ = preconditioned_kda(*inputs, *spoilt)
         assert np.isfinite(out[0, :3]).all()
         assert np.isnan(out[0, 3]).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0])
+def test_what_has_no_logarithm_is_refused(epsilon):
+    inputs = draw_inputs(mixer("pkda"), 3)
+    with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
+        preconditioned_kda(*inputs, epsilon=epsilon)

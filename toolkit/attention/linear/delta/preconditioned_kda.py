@@ -11,13 +11,14 @@ channel by channel.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
+from toolkit._annotations import Positive
 from toolkit._checks import checked
 from toolkit.attention.costs import (
     STATE_BYTES,
@@ -83,7 +84,7 @@ def _stretch(curvature: Array, epsilon: float | Array) -> Array:
 def preconditioned_kda(
     q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
     beta: shapes.Strengths, fading: shapes.LogDecays, weight: shapes.TimeSteps, *,
-    scale: float | None = None, epsilon: float = EPSILON,
+    scale: float | None = None, epsilon: Annotated[float, Positive()] = EPSILON,
     initial_state: PreconditionedState | None = None, segment_ids: shapes.SegmentIds | None = None,
     implementation: Literal["xla", "scan"] | None = None, chunk: shapes.Chunk | None = None,
 ) -> tuple[shapes.Values, PreconditionedState]:  # fmt: skip
@@ -149,7 +150,7 @@ def _own(k: Array, v: Array) -> Array:
 def preconditioned_kda_reference(
     q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
     beta: shapes.Strengths, fading: shapes.LogDecays, weight: shapes.TimeSteps, *,
-    scale: float | None = None, epsilon: float = EPSILON,
+    scale: float | None = None, epsilon: Annotated[float, Positive()] = EPSILON,
     initial_state: PreconditionedState | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[shapes.Values, PreconditionedState]:  # fmt: skip
     r"""The equation of `preconditioned_kda`, token by token: slow, and the oracle.
@@ -185,7 +186,7 @@ def preconditioned_kda_step(
     q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.KeyLogDecay,
     beta_t: shapes.Strength, fading_t: shapes.LogDecay, weight_t: shapes.TimeStep,
     state: PreconditionedState, *,
-    scale: float | None = None, epsilon: float = EPSILON,
+    scale: float | None = None, epsilon: Annotated[float, Positive()] = EPSILON,
 ) -> tuple[shapes.Value, PreconditionedState]:  # fmt: skip
     r"""Decode one token: the sums of squares, then the step of `kimi_delta_attention`.
 
