@@ -337,3 +337,19 @@ def test_rescaling_less_often_changes_nothing_but_the_count():
     assert not out.any()
     assert lse == -jnp.inf
     assert rescales == 0
+
+
+def test_biases_by_distance_take_memory_linear_in_time():
+    """Four times the queries take little more: no bias per query and key is held."""
+
+    def temporary(time):
+        q, keys = (jax.ShapeDtypeStruct((1, n, 2, 8), jnp.float32) for n in (time, 4096))
+        nearer = jax.ShapeDtypeStruct((1, time, 2, 16), jnp.float32)
+        loss = lambda q, k, v, nearer: softmax_attention(  # noqa: E731
+            q, k, v, relative_bias=nearer, implementation="blockwise"
+        )[0].sum()
+        program = jax.jit(jax.grad(loss, argnums=(0, 3))).lower(q, keys, keys, nearer).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    pairs = 4 * 2 * 4096**2
+    assert temporary(4096) < min(0.6 * pairs, 1.5 * temporary(1024))

@@ -74,7 +74,7 @@ def attend_tiles_backward(
     is_wanted,
 ) -> Inputs:
     """Gradients of the inputs, tile by tile; of bias and slopes if wanted."""
-    (out, lse), (d_out, d_lse), (q, k, v, bias, slopes) = outputs, d_outputs, inputs
+    (out, lse), (d_out, d_lse), (q, k, v, bias, slopes) = outputs, d_outputs, inputs[:5]
     precise, (batch, _, heads, _), keys = accumulator(q.dtype), q.shape, k.shape[3]
     # XLA would spend seconds on folding what follows where the gradient is constant, as of a sum.
     d_out, d_lse = lax.optimization_barrier((d_out, d_lse))

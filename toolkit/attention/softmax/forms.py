@@ -2,7 +2,7 @@
 
 Dense computes whole rows of scores forward and one tile for all backward; blockwise goes in tiles.
 Derivatives of both beyond the first gradient are those of rows in chunks, so memory is linear in
-time there too.
+time there too. With biases by distance all is done in such chunks.
 """
 
 from functools import partial
@@ -33,6 +33,8 @@ def attend_to_keys(
     largest_tile: int | None = None,
 ) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
     """Output and log-sum-exp of softmax attention to keys and values that have time last."""
+    if inputs.relative_bias is not None:
+        return attend_chunks(options, _vary_alike(inputs), context)
     time, heads = inputs.q.shape[1:3]
     key_heads, keys = inputs.k.shape[1], inputs.k.shape[3]
     if implementation is None and known(keys) > DENSE_UP_TO:

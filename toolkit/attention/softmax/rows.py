@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention._attend import masked_softmax
 from toolkit.attention._shapes import known
 from toolkit.attention.execution.precision import accumulator
-from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
+from toolkit.attention.softmax.scores import Context, Inputs, Options, at_ages, capped, kept
 
 ROWS = 128  # in a chunk
 CHUNKS_PER_STAGE = 8  # at least
@@ -31,9 +31,9 @@ def attend_rows(
 ) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
     """Output and log-sum-exp of consecutive queries, the first of which is number `first`.
 
-    What has a query axis (q, bias, mask, documents) holds these queries only.
+    What has a query axis (q, biases, mask, documents) holds these queries only.
     """
-    q, k, v, bias, slopes = inputs
+    q, k, v, bias, slopes, nearer = inputs
     batch, time, heads, _ = q.shape
     key_heads, keys, precise = k.shape[1], k.shape[3], accumulator(q.dtype)
     group = heads // key_heads
@@ -54,6 +54,10 @@ def attend_rows(
         visible = visible & by_group(mask.allowed)
     if bias is not None:
         visible = visible & by_group(bias != -jnp.inf)
+    if nearer is not None:
+        nearer = by_group(nearer.swapaxes(1, 2).astype(precise))
+        nearer = at_ages(nearer, position - key_position, nearer.shape[-1])
+        visible = visible & (nearer != -jnp.inf)
 
     # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.
     q_is_finite, k_is_finite, v_is_finite = (jnp.isfinite(x) for x in (q, k, v))
@@ -69,6 +73,8 @@ def attend_rows(
     scores = capped(products, options)
     if bias is not None:
         scores = scores + by_group(bias.astype(precise))
+    if nearer is not None:
+        scores = scores + nearer
     if slopes is not None:
         distance = jnp.abs(position - key_position).astype(precise)
         scores = scores - slopes.astype(precise).reshape(1, key_heads, group, 1, 1) * distance
@@ -107,7 +113,7 @@ def in_stages(run: Callable[..., Array], chunks: Any, *, rows: int, keys: int) -
     return jnp.concatenate(outs)
 
 
-def attend_chunks(options: Options, inputs: Inputs, context: Context):
+def attend_chunks(options: Options, inputs: Inputs, context: Context) -> Any:
     """As `attend_rows`, for all queries in chunks, which every pass over them computes anew."""
     time = inputs.q.shape[1]
     if known(time) <= ROWS:
@@ -128,12 +134,14 @@ def attend_chunks(options: Options, inputs: Inputs, context: Context):
         split(inputs.bias, 2),
         split(allowed, 2),
         split(documents and documents.query, 1),
+        split(inputs.relative_bias, 1),
     )
 
     @partial(jax.checkpoint, prevent_cse=False)
     def chunk(first, of_chunk, inputs, context):
-        q, bias, allowed, query = of_chunk
-        inputs = inputs._replace(q=q, bias=inputs.bias if bias is None else bias)
+        q, bias, allowed, query, nearer = of_chunk
+        bias = inputs.bias if bias is None else bias
+        inputs = inputs._replace(q=q, bias=bias, relative_bias=nearer)
         mask, documents = context.mask, context.mask.documents
         if allowed is not None:
             mask = replace(mask, allowed=allowed)

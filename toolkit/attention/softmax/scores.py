@@ -1,6 +1,6 @@
 r"""What a score is, for the forms of softmax attention that compute it.
 
-    s_ij = c tanh(scale q_i . k_j / c) + bias_ij - slope |i - j|
+    s_ij = c tanh(scale q_i . k_j / c) + bias_ij + relative_bias_i,i-j - slope |i - j|
     p_ij = exp(s_ij - lse_i) for the keys j that query i sees, of which dropout keeps some
 
 c is `logits_soft_cap`. The cap comes before the bias, as in FlashAttention.
@@ -42,6 +42,7 @@ class Inputs(NamedTuple):
     v: Float[Array, "batch key_heads value key_time"]
     bias: Float[Array, "#batch #heads #query_time #key_time"] | None = None
     alibi_slopes: Float[Array, "heads"] | None = None
+    relative_bias: Float[Array, "batch query_time heads distances"] | None = None
 
 
 class Context(NamedTuple):
@@ -49,22 +50,6 @@ class Context(NamedTuple):
 
     mask: Mask = Mask()
     dropout_key: Any = None
-
-
-def by_distance(
-    relative_bias: Float[Array, "batch time heads distances"],
-    query_start: Int[Array, "..."] | int | None,
-    keys: int,
-) -> Float[Array, "batch heads time keys"]:
-    """Biases by a key's distance before its query, as biases of keys; 0 beyond the last distance.
-
-    `query_start` is the place of the first query among the keys, one for all or one per row.
-    """
-    time, most = relative_bias.shape[1], relative_bias.shape[-1]
-    start = jnp.asarray(0 if query_start is None else query_start, jnp.int32).reshape(-1, 1, 1, 1)
-    query, key = (jnp.arange(count, dtype=jnp.int32) for count in (time, keys))
-    ages = start + query[None, None, :, None] - key[None, None, None]
-    return at_ages(relative_bias.swapaxes(1, 2), ages, most)
 
 
 def at_ages(

@@ -35,7 +35,6 @@ from toolkit.attention.costs import (
     softmax_step_flops,
 )
 from toolkit.attention.execution.cores import free_cores, over_cores
-from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import K, Mixer, Q, V
 from toolkit.attention.softmax.cache import (
     KVCache,
@@ -52,7 +51,6 @@ from toolkit.attention.softmax.scores import (
     Context,
     Inputs,
     Options,
-    by_distance,
     checked_cap,
     checked_key,
     window_of,
@@ -119,8 +117,9 @@ def softmax_attention(
         logits_soft_cap: bound c of the scaled products; None for none.
         alibi_slopes: slope per head [heads] of a penalty on distance.
         relative_bias: [batch, time, heads, distances], added to a query's score of the key that
-            many tokens before it, from 0; a key farther away gets none. The scores of all keys are
-            biased then, so memory is of order time^2.
+            many tokens before it, from 0; a key farther away gets none. Scores then come in chunks
+            of 128 queries, whatever `implementation` says: memory is linear in time, and nothing
+            is skipped.
         sinks: score of a key without a value, which every query sees, per head [heads] or per query
             and head [batch, time, heads].
         dropout_rate: share of the weights that become 0, while the others grow to make up for it.
@@ -181,14 +180,10 @@ def softmax_attention(
         lengths = query_seq_lengths, key_value_seq_lengths
         how = {"name": implementation, "window": window, "options": options}
         return stock_attention(q, k, v, segment_ids, lengths, **how), None
-    if relative_bias is not None and initial_state is None:
-        nearer = by_distance(relative_bias, query_offset, k.shape[1]).astype(accumulator(q.dtype))
-        bias = nearer if bias is None else bias + nearer
-        relative_bias = None
-    inputs = Inputs(q, k, v, bias, alibi_slopes)
+    inputs = Inputs(q, k, v, bias, alibi_slopes, relative_bias)
     seen = Mask(window, query_offset, key_stop=key_value_seq_lengths, allowed=mask)
     lengths = query_seq_lengths
-    arrays = inputs, relative_bias, sinks, seen, lengths, segment_ids, initial_state, dropout_key
+    arrays = inputs, sinks, seen, lengths, segment_ids, initial_state, dropout_key
     how = {"options": options, "implementation": implementation, "cores": free_cores()}
     out, cache, residual = _attend(*arrays, **how)
     return (out, cache, residual) if return_residual else (out, cache)
@@ -197,43 +192,43 @@ def softmax_attention(
 # Compiled as a whole, or an eager call would compile its loops anew every time.
 @partial(jax.jit, static_argnames=("options", "implementation", "cores"))
 def _attend(*arrays, options, implementation, cores):
-    inputs, nearer, sinks, mask, query_lengths, segment_ids, initial_state, dropout_key = arrays
+    inputs, sinks, mask, query_lengths, segment_ids, initial_state, dropout_key = arrays
     time, key_time = inputs.q.shape[1], inputs.k.shape[1]
     if mask.query_start is not None:
         mask = replace(mask, query_start=bounded(mask.query_start, -FURTHEST, FURTHEST))
     if mask.key_stop is not None:
         mask = replace(mask, key_stop=bounded(mask.key_stop, 0, key_time))
     keys, values = inputs.k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 3, 1)
-    arrays = inputs.q, keys, values, inputs.alibi_slopes
+    arrays = inputs.q, keys, values, inputs.alibi_slopes, inputs.relative_bias
+    axes = (2, 1, 1, 0, 2)
 
-    def share(q, k, v, slopes, mask, bias, allowed):
+    def share(q, k, v, slopes, nearer, mask, bias, allowed):
         context = Context(replace(mask, allowed=allowed), dropout_key)
-        return attend_to_keys(Inputs(q, k, v, bias, slopes), context, options, implementation)
+        own = Inputs(q, k, v, bias, slopes, nearer)
+        return attend_to_keys(own, context, options, implementation)
 
-    def share_with_cache(q, k, v, slopes, segment_ids, nearer, cache):
+    def share_with_cache(q, k, v, slopes, nearer, segment_ids, cache):
         positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
         is_lost = lost(cache, positions, mask.window)
         k, v, seen, cache = append(cache, k, v, segment_ids, window=mask.window)
         if seen.documents is not None:
             is_lost &= seen.documents.query == 1
-        if nearer is not None:
-            nearer = by_distance(nearer, seen.query_start, k.shape[-1])
-        out, residual = share(q, k, v, slopes, seen, nearer, None)
+        out, residual = share(q, k, v, slopes, nearer, seen, None, None)
         return jnp.where(is_lost[..., None, None], jnp.nan, out), residual, cache
 
     # Which weights are dropped depends on their places in the whole, which a share does not know.
     if initial_state is not None and dropout_key is not None:
-        out, residual, cache = share_with_cache(*arrays, segment_ids, nearer, initial_state)
+        out, residual, cache = share_with_cache(*arrays, segment_ids, initial_state)
     elif initial_state is not None:
-        arrays, heads = (*arrays, segment_ids, nearer), (2, 1, 1, 0, None, 2)
+        arrays, heads = (*arrays, segment_ids), (*axes, None)
         out, residual, cache = cut_as_arrays_are(
             share_with_cache, arrays, initial_state, heads=heads, heads_out=(2, 2)
         )
     else:
-        is_plain = not jax.tree.leaves((mask, inputs.bias, inputs.alibi_slopes))
+        is_plain = not jax.tree.leaves((mask, inputs[3:]))
         allowed, cache = mask.allowed, None
         mask = replace(mask, documents=packed(segment_ids), allowed=None)
-        arrays, heads = (*arrays, mask, inputs.bias, allowed), (2, 1, 1, 0, None, -3, -3)
+        arrays, heads = (*arrays, mask, inputs.bias, allowed), (*axes, None, -3, -3)
         if dropout_key is None:
             cores = cores if is_plain else None
             out, residual = over_cores(cores, share, arrays, heads=heads, heads_out=(2, 2))
