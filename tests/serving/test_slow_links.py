@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.serving import all_reduce_seconds, star_all_reduce, window_seconds
+from toolkit.serving import all_reduce_seconds, star_all_reduce, window_bytes, window_seconds
 
 DELAY, RATE = 1e-3, 300e6 / 8  # seconds; bytes per second
 
@@ -39,3 +39,8 @@ def test_stars_rings_and_trees_take_what_their_formulas_say():
     assert window_seconds(80, 0.03, 0.02, 80) == pytest.approx(1.6)
     with pytest.raises(ValueError, match="window: got 0"):
         window_seconds(80, 0.03, 0.02, 0)
+    # Twice the window, twice the weights; all of them where the window holds the model.
+    assert window_bytes(80, 2.0, 4, cache=1.0) - window_bytes(80, 2.0, 2, cache=1.0) == 4.0
+    assert window_bytes(80, 2.0, 200) == 160.0
+    with pytest.raises(ValueError, match="window: got 0"):
+        window_bytes(80, 2.0, 0)

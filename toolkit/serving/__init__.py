@@ -40,7 +40,7 @@ serve_in_order          jobs of one queue in any order
 first_of, prune         branches of which the first to end are kept (SART)
 spread_samples          samples per prompt so that the slowest is soonest done (DARTS)
 all_reduce_seconds      a star, a ring or a tree over slow links (TPI-LLM); `star_all_reduce`
-window_seconds          a model whose weights pass through a window of memory
+window_seconds          a model whose weights pass through a window of memory; `window_bytes`
 pooled_rounds           rows of equal length pooled across batches (EXSPEC); `PooledRounds`
 tokens_by_least         a speculative batch that is cut to its least
 hit_rate                which prefix to forget (PBKV)
@@ -83,6 +83,7 @@ from toolkit.serving.simulation.simulate import Instance, Served, simulate
 from toolkit.serving.simulation.slow_links import (
     all_reduce_seconds,
     star_all_reduce,
+    window_bytes,
     window_seconds,
 )
 from toolkit.serving.simulation.workflows import AgentCall, draw_workflows, fit_chain, hit_rate
@@ -141,5 +142,6 @@ __all__ = [
     "switch_pays",
     "tokens_by_least",
     "vary",
+    "window_bytes",
     "window_seconds",
 ]

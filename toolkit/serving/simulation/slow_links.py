@@ -83,6 +83,29 @@ def window_seconds(blocks: int, loading: float, computing: float, window: int) -
     return blocks * (max(loading, computing) if window > 1 else loading + computing)
 
 
+def window_bytes(blocks: int, block: float, window: int, cache: float = 0.0) -> float:
+    """Bytes in memory of a model whose blocks pass through a window: window blocks and the cache.
+
+    Args:
+        blocks: of the model.
+        block: bytes of one, of a device's share.
+        window: blocks in memory.
+        cache: bytes of keys and values, of a device's share.
+
+    Returns:
+        Bytes (modelled), without embeddings and buffers.
+
+    Source: TPI-LLM, 2024 (arXiv:2410.00531), which reports 3.1 GB per device for 70B.
+
+    Example:
+        >>> window_bytes(80, 0.4e9, 2, cache=0.1e9) / 1e9
+        0.9
+    """
+    if not window >= 1:
+        raise ValueError(f"window: got {window}, wanted at least 1 block")
+    return min(window, blocks) * block + cache
+
+
 def star_all_reduce(x: Float[Array, "..."], axis: str) -> Float[Array, "..."]:
     """The sum over an axis of the mesh by way of its first device, inside `shard_map`.
 
