@@ -73,7 +73,7 @@ def staged_peak(
     ends = [*itertools.accumulate(sizes)]
     words = [kinds[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
-    tokens = sequences * length // strategy.context
+    tokens = sequences * length // strategy.context // strategy.slices
     kept = {kind: tokens * fused_kept(config, *kind, strategy) for kind in set(kinds)}
     states = [
         memory_of(
@@ -114,12 +114,12 @@ def _at_once(
     whole = [sum(gradients[stage] for stage in mine) for mine in strategy.stages_by_device]
     now = [[0.0, 0.0 if scatters else float(each)] for each in whole]
     most = [(0.0, 0.0)] * strategy.pipeline
-    left = Counter(dict.fromkeys(range(strategy.stage_count), strategy.microbatches))
+    left = Counter(dict.fromkeys(range(strategy.stage_count), strategy.parts))
     for device, task, stage, _, _ in steps_of(strategy):
         mine = now[device]
         if task == "F":
             mine[0] += activations[stage]
-        is_first = left[stage] == strategy.microbatches
+        is_first = left[stage] == strategy.parts
         if scatters and task in "BI" and is_first:
             mine[1] += gradients[stage]
         most[device] = max(most[device], (mine[0], mine[1]), key=sum)
