@@ -54,8 +54,7 @@ class ProbeThenDecay:
         candidates: rates of the first probes, around the middle of the range.
         search_fraction: of the budget, for four probes, unless they would be shorter than twenty
             steps; further ones come on top.
-        shapes: shapes of the run; the first unless another is significantly better in the longer
-            probes.
+        shapes: shapes of the run; the first unless another is significantly better in probes.
         extensions: how often the range may be extended when the best rate is at its edge.
         shortest_probe: steps; nothing is probed if the budget allows less per candidate.
         training_steps: steps of the run; None for the rest of the budget.

@@ -54,7 +54,7 @@ class SearchPanel(Panel):
     proposals = Choice("Candidates come", "sequential", PROPOSALS, explanation="AutoLRS only")
     candidates = Number(
         "Candidates", 10, low=3, high=16, is_continuous=False,
-        explanation="Rates tried in a stage, or on the first grid",
+        explanation="Rates tried in a stage, or by the first probes",
     )  # fmt: skip
     kappa = Number(
         "Kappa", 1000, low=1, high=1 << 20, powers_of_two=True, is_continuous=False,

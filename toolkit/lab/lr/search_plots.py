@@ -150,11 +150,10 @@ class LandscapePlot(RoundPlot):
         self._chosen = self.moving(own_scale.axvline(1, color=INK, linewidth=1.3, linestyle=PLAN))
 
     def name(self, view: SearchView) -> None:
-        settings, (shorter, longer, _) = view.settings, self.pins
-        names = {"forecast": shorter, "new": self._new, "its mean": self._mean}
+        settings = view.settings
+        names = {"forecast": self.pins[0], "new": self._new, "its mean": self._mean}
         if settings.method == "probe":
-            names = {"shorter probes": shorter, "longer probes": longer, "new": self._new}
-            names |= {"parabola": self._mean}
+            names = {"probes": self.pins[0], "new": self._new, "parabola": self._mean}
         elif settings.proposals == "sequential":
             names[f"mean − {settings.kappa:,.0f} sd, own scale"] = self._bound
         legend_below(self.axes, {**names, "tried next": self._next, "trained": self._chosen})
