@@ -65,10 +65,11 @@ def _case(name: str, context: int, group: int, cores: int, label: str) -> Case:
         read, cache = ours(cache, q)  # how many tokens are read takes the whole selection, no copy
         return read.tokens, cache
 
-    def copying(cache: sparse.SparseCache, q: Array) -> tuple[Array, sparse.SparseCache]:
+    @jax.jit
+    def copying(keys: Array, values: Array, q: Array) -> Array:
         rows = places + (q.sum() > 0)
-        copies = (x[0, jnp.arange(HEADS)[:, None], rows] for x in (cache.keys, cache.values))
-        return jnp.stack(lax.optimization_barrier(tuple(copies))), cache
+        copies = (x[jnp.arange(HEADS)[:, None], rows] for x in (keys, values))
+        return jnp.stack(lax.optimization_barrier(tuple(copies)))
 
     def appending(selector: sparse.Selector) -> Callable[..., tuple[Array, sparse.SparseCache]]:
         def append(cache: sparse.SparseCache, q: Array) -> tuple[Array, sparse.SparseCache]:
@@ -92,8 +93,7 @@ def _case(name: str, context: int, group: int, cores: int, label: str) -> Case:
     whole = _repeated(dense, KVCache(by_time[0], by_time[1], length, jnp.zeros_like(length)))
     add = _repeated(appending(selector), again[0])
     plain = sparse.Selector()
-    bare = [sparse.build(plain, keys[None], values[None], length) for _ in "12"]
-    append, copy = _repeated(appending(plain), bare[0]), _repeated(copying, bare[1])
+    append = _repeated(appending(plain), sparse.build(plain, keys[None], values[None], length))
     select = _repeated(selecting, sparse.build(selector, keys[None], values[None], length))
     mine, theirs = f"toolkit, {name}", f"toolkit, {DENSE}"
     peers = {theirs: _in_turn(whole, queries)}
@@ -117,7 +117,7 @@ def _case(name: str, context: int, group: int, cores: int, label: str) -> Case:
         },
         parts={
             "selection, index update included": _in_turn(select, queries),
-            "keys and values copied": _in_turn(copy, queries),
+            "keys and values copied": _in_turn(partial(copying, keys, values), queries),
             "index update": _in_turn(add, queries),
             "append alone": _in_turn(append, queries),
         },
