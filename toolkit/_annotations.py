@@ -4,6 +4,7 @@ They stand in `typing.Annotated`, behind the type; `@checked` (`_checks.py`) rea
 """
 
 import math
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -40,7 +41,8 @@ class AtLeast(NamedTuple):
         return None
 
 
-class Positive(NamedTuple):
+@dataclass(frozen=True)  # as a tuple without fields it would be equal to `Known()`
+class Positive:
     """A finite number above zero; an array is not read."""
 
     def of_value(self, name: str, value: Any) -> Exception | None:

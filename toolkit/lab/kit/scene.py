@@ -228,6 +228,8 @@ def _draw_lanes(axes: Axes, scene: Scene, time: float, inches: float) -> None:
     every = max(1, round(0.13 / inches))
     axes.set_yticks(range(0, len(scene.lanes), every), scene.lanes[::every])
     axes.tick_params(axis="y", length=0)
+    first = f" {scene.unit}".rstrip()  # the unit stands at zero
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}{'' if x else first}")
     axes.grid(False)
     axes.spines[:].set_visible(False)
     for number, kind in enumerate(scene.kinds):
