@@ -18,7 +18,7 @@ DEPTHS, WIDTH, BATCH, TIME = (2, 8), 64, 2, 64
 EXPERTS = {"experts": 32, "chosen": 4, "hidden": 32, "shared_hidden": 32}
 TOLERANCE = 1e-5  # of the losses with and without a scan
 FED = {"dense": "swiglu", "experts": "moe"}
-SCANNED, UNROLLED = ", layers scanned", ", layers unrolled"
+SCANNED, UNROLLED = ", scanned", ", unrolled"
 COMPILING = "processor time to trace and compile"
 
 
