@@ -56,6 +56,7 @@ def windows(text: np.ndarray, length: int) -> dict[str, Array]:
 
 
 def draw_windows(text: Array, step: Array, seed: Array, *, length: int, batch_size: int) -> Array:
+    """Windows of length + 1 at places drawn for a step: [batch, length + 1]."""
     starts = jax.random.randint(batch_key(step, seed), (batch_size,), 0, len(text) - length)
     return text[starts[:, None] + jnp.arange(length + 1)]
 
@@ -68,6 +69,7 @@ def digits() -> dict[str, tuple[Array, Array]]:
 
 
 def moved(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every image in the nine places that one pixel aside leads to, in random order."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     places = [(down, right) for down in range(3) for right in range(3)]
     moved = [padded[:, down : down + 8, right : right + 8] for down, right in places]
@@ -76,6 +78,7 @@ def moved(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def scikit_learn(loader: str) -> tuple[np.ndarray, np.ndarray]:
+    """A data set of scikit-learn as rows and answers; refused where it is not installed."""
     try:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
@@ -96,15 +99,18 @@ def shuffled_splits(rows: np.ndarray, labels: np.ndarray) -> dict[str, tuple]:
 def as_arrays(
     split: tuple[np.ndarray, np.ndarray], answers: Any = jnp.int32
 ) -> tuple[Array, Array]:
+    """Rows in float32, and their answers."""
     return jnp.asarray(split[0], jnp.float32), jnp.asarray(split[1], answers)
 
 
 def draw_rows(data: tuple[Array, Array], step: Array, seed: Array, *, batch_size: int) -> Any:
+    """Rows of a data set drawn for a step, with replacement."""
     rows = jax.random.randint(batch_key(step, seed), (batch_size,), 0, len(data[0]))
     return jax.tree.map(lambda array: array[rows], data)
 
 
 def batch_key(step: Array, seed: Array) -> Array:
+    """The random key of a step's batch."""
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
@@ -118,10 +124,12 @@ def dense(key: Array, sizes: tuple[int, ...]) -> list[dict[str, Array]]:
 
 
 def affine(layer: dict[str, Array], inputs: Array) -> Array:
+    """x W + b."""
     return inputs @ layer["weight"] + layer["bias"]
 
 
 def mlp(layers: list[dict[str, Array]], inputs: Array) -> Array:
+    """A perceptron with ReLU between its layers."""
     for layer in layers[:-1]:
         inputs = jax.nn.relu(affine(layer, inputs))
     return affine(layers[-1], inputs)
@@ -144,15 +152,18 @@ def neighbourhoods(images: Array) -> Array:
 
 
 def halved(images: Array) -> Array:
+    """Means of two by two pixels."""
     batch, height, width, channels = images.shape
     return images.reshape(batch, height // 2, 2, width // 2, 2, channels).mean((2, 4))
 
 
 def smooth_cross_entropy(logits: Array, labels: Array) -> Array:
+    """Mean cross-entropy with smoothed labels, in nats."""
     # Without it a few images misread with certainty decide the loss of so small a test split.
     targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), SMOOTHING)
     return optax.softmax_cross_entropy(logits, targets).mean()
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
+    """Mean cross-entropy, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()

@@ -71,6 +71,7 @@ class Machines:
 
 
 def judge_pools(pools: Callable[..., Any]) -> tuple[str, Draw]:
+    """Run the learner's two pools on prompts; refuse texts other than those of one machine."""
     machines = Machines()
     acts = machines.read, machines.send, machines.insert, machines.step
     texts = ask_array(pools, (len(PROMPTS), WRITTEN), list(PROMPTS), WRITTEN, *acts)

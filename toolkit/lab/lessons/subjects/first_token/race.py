@@ -93,6 +93,7 @@ class _Yours(Scheduler):
 
 
 def judge_plan(plan: Callable[..., Any]) -> tuple[str, Draw]:
+    """Race the learner's scheduler against first come, first served and the oracle."""
     yours, first = race(_Yours(plan)), race(Scheduler(BUDGET))
     oracle = race(Scheduler(BUDGET, order=lambda job: (job.output, job.number)))
     names = ["first come, first served", "yours", "oracle"]
