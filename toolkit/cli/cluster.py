@@ -82,7 +82,7 @@ def plan(
     weights: Literal["bfloat16", "float8"] = "bfloat16",
     cache: Literal["bfloat16", "float8"] = "bfloat16",
     order_seconds: float = 0.0,
-    exchange: tuple[str, ...] = (),
+    exchange: tuple[str, ...] | None = None,
     save: Path | None = None,
 ) -> None:
     """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
@@ -133,7 +133,8 @@ def plan(
             many seconds for each integer program (needs OR-tools).
         exchange: also choose which gradients of the fastest plan to compress, on its modelled
             timeline: compressors, or exchanges as `toolkit train --exchange` takes them, from which
-            each tensor takes one or none (Espresso), and which layers to send together (MergeComp).
+            each tensor takes one or none (Espresso), and which layers to send together (MergeComp);
+            without any, bfloat16, int8, int4 and top_k=0.01.
         save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
             --plan`; with `exchange` the fastest whose replicas exchange gradients, and how.
     """
@@ -220,6 +221,8 @@ def plan(
     print(f"{found}\n\n{found.best}")
     ahead = memory_setting(found.best.cluster, found.best.memory.total)
     chosen, exchanges = found.best, None
+    if exchange == ():
+        exchange = ("bfloat16", "int8", "int4", "top_k=0.01")
     if exchange and save is None:
         print(planning.choose_exchanges(chosen, exchange))
     elif exchange:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from toolkit.cli.cluster import plan as plan_command
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.measure import published_peak
 from toolkit.parallel.gradients import COMPRESSORS, Exchange
@@ -234,3 +235,12 @@ def test_what_cannot_be_chosen_is_refused():
         best_exchanges([1.0], [])
     with pytest.raises(ValueError, match="sizes: got 1 for 2 tensors"):
         greedy_exchanges([1.0, 2.0], options_for([1, 1]), [1.0])
+
+
+def test_the_command_chooses_without_a_list_too(capsys):
+    """`--exchange` alone once chose nothing, and did not say so."""
+    how = {"model": "llama-3.2-1b", "chips": "h100:16", "batch": 32}
+    plan_command(**how, exchange=())
+    assert "gradients of 16 replicas" in capsys.readouterr().out
+    plan_command(**how)
+    assert "gradients of" not in capsys.readouterr().out
