@@ -251,6 +251,7 @@ OUTLINE = Outline(
             unit="times",
             low=1,
             high=4,
+            seconds=3,
         ),
         Question(
             "even_drops",
@@ -261,6 +262,7 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=100,
+            seconds=3,
         ),
         Question(
             "pairs_moved",
@@ -288,6 +290,7 @@ OUTLINE = Outline(
                 "take_along_axis(scores, experts, 1), and return experts, 2.5 * w / w.sum(1).",
             ),
             minutes=15,
+            seconds=5,
         ),
         Exercise(
             "kept",
