@@ -25,7 +25,8 @@ from toolkit.lab.lessons.outline import Draw
 WIDTH, HEIGHT = 9.6, 3.4
 GUESS = {"color": ACCENT, "marker": "D", "markersize": 9, "linestyle": "none", "zorder": 6}
 RIGHT = "#00805e"
-_WRONG_LINE = {"color": ACCENT, "linestyle": (0, (4, 2)), "marker": "D"}
+_RIGHT_LINE: dict[str, Any] = {"color": RIGHT, "marker": "o"}
+_WRONG_LINE: dict[str, Any] = {"color": ACCENT, "linestyle": (0, (4, 2)), "marker": "D"}
 TRUTH = {"color": LOOKS["full"].colour, "marker": "o", "markersize": 10, "linestyle": "none"}
 
 
@@ -92,7 +93,7 @@ def draw_lines(
         axes.plot(x, wanted, **known.line, linewidth=5, alpha=0.35, label="wanted")
         if yours is not None:
             agrees = bool(agreeing(yours, wanted).all())
-            own = {"color": RIGHT, "marker": "o"} if agrees else _WRONG_LINE
+            own = _RIGHT_LINE if agrees else _WRONG_LINE
             axes.plot(x, yours, **own, label=_yours(agrees))
         if units is not None:
             log_axes(axes, x_unit=units[0], y_unit=units[1])
@@ -139,6 +140,7 @@ def draw_bars(
         axes.barh(places - 0.2, wanted, 0.36, color=known.colour, label="wanted")
         if yours is not None:
             agree = agreeing(yours, wanted)
+            look: dict[str, Any]
             for those, look in (
                 (agree, {"color": RIGHT}),
                 (~agree, {"color": ACCENT, "hatch": "//"}),

@@ -41,7 +41,7 @@ class HandIn(Box):
             description="Your name", style={"description_width": "90px"},
         )  # fmt: skip
         self.room = widgets.Text(
-            placeholder="http://...#code, if your teacher gave one", description="Room",
+            placeholder="address, if your teacher shows one", description="Room",
             style={"description_width": "90px"},
         )  # fmt: skip
         self.button = widgets.Button(description="Make my page", icon="save")

@@ -127,7 +127,8 @@ def table(entries: list[Entry], root: Path | None, picture: str) -> str:
 
     Without a root nothing is said of progress, and links lead to pages of the same site.
     """
-    head = ["", "what", "needs", *(["done"] if root else []), "opens in"]
+    # A table leaves a picture no more room than its heading has.
+    head = ["&nbsp;" * 40, "what", "needs", *(["done"] if root else []), "opens in"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for entry in entries:
         links = {k: v for k, v in entry.links.items() if root or k != "Site"}
