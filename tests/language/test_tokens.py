@@ -14,14 +14,13 @@ from toolkit.language import (
     find_tokenizer,
     load_language_model,
     load_tokenizer,
-    read_documents,
     stream_text,
     train_language_model,
     write_tokens,
 )
 from toolkit.language.tokens import bytes_per_token, tokenizer_beside
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.training import CorpusError, load_tokens, pack_documents
+from toolkit.training import CorpusError, load_tokens
 
 WORDS = ["a", "rose", "is", "a", "rose", "is", "a", "café", ""]
 BYTES_PER_WORD = (sum(len(word.encode()) for word in WORDS) + 7) / 8  # a space between them
@@ -111,20 +110,3 @@ def test_what_is_no_tokenizer_or_array_is_refused(folder, tmp_path):
     np.save(tmp_path / "square.npy", np.zeros((2, 2)))
     with pytest.raises(CorpusError, match="whole numbers"):
         load_tokens(tmp_path / "square.npy")
-
-
-def test_documents_are_separated_and_found_again_for_packing(folder, tmp_path):
-    texts = ["a rose is", "café", "is a"]
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.txt").write_text(text)
-    tokenizer, file = load_tokenizer(folder), tmp_path / "tokens.npy"
-    paths = [tmp_path / f"{number}.txt" for number in range(3)]
-    assert write_tokens(tokenizer, paths, file, separator="[UNK]") == 9
-    found = read_documents(file)
-    assert [part.tolist() for part in found] == [[1, 4, 3, 0], [2, 0], [3, 1, 0]]
-    ((inputs, _, segments),) = pack_documents(found, 6)
-    assert inputs.tolist() == [1, 4, 3, 3, 1, 2]
-    assert segments.tolist() == [1, 1, 1, 2, 2, 3]
-    assert write_tokens(tokenizer, paths, file) == 6  # the control: nothing between them
-    with pytest.raises(ValueError, match="separator: got '<end>', wanted a token"):
-        write_tokens(tokenizer, paths, file, separator="<end>")

@@ -18,6 +18,7 @@ stream_text             continue a prompt, yielding pieces of text
 export_language_model   write a run's model to one file, with the record of its training
 """
 
+from toolkit.language.documents import read_documents, write_tokens
 from toolkit.language.export import export_language_model
 from toolkit.language.load import load_language_model
 from toolkit.language.losses import next_byte_loss
@@ -32,8 +33,6 @@ from toolkit.language.tokens import (
     find_special_tokens,
     find_tokenizer,
     load_tokenizer,
-    read_documents,
-    write_tokens,
 )
 from toolkit.language.train import train_language_model
 from toolkit.language.write import stream_text

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from toolkit.language.documents import write_tokens
 from toolkit.language.run import TrainingRun
-from toolkit.language.tokens import write_tokens
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.feed_forward import RouterState
 from toolkit.parallel import Layout

@@ -1,4 +1,4 @@
-"""Text as tokens, by the library `tokenizers`, and token arrays on disk."""
+"""Tokenizers of the library `tokenizers`: text as tokens, and tokens as text."""
 
 import json
 import os
@@ -10,11 +10,9 @@ import numpy as np
 
 from toolkit._checks import checked
 from toolkit._files import json_object
-from toolkit.training import CorpusError, load_corpus
 from toolkit.training.data.corpora import BYTE_VOCABULARY
 
 TOKENIZER = "tokenizer.json"
-DOCUMENTS = "documents.npy"
 SPECIAL_TOKENS = ("generation_config.json", "config.json")
 """Where a checkpoint names the tokens that start and end a text; the first that does counts."""
 
@@ -53,81 +51,6 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises the bare class
         raise ValueError(f"path: {str(file)!r} is not a tokenizer ({error})") from None
-
-
-@checked
-def write_tokens(
-    tokenizer: Any,
-    paths: str | Iterable[str | os.PathLike],
-    file: str | os.PathLike,
-    *,
-    separator: str | None = None,
-) -> int:
-    """Tokenise text files into one array on disk, for `toolkit train --text FILE.npy`.
-
-    The tokenizer is written beside the array, as FILE.tokenizer.json, where training finds it, and
-    where each document begins as FILE.documents.npy, for `read_documents`. A document is a file.
-
-    Args:
-        tokenizer: made by `load_tokenizer`.
-        paths: files and folders of text, or "prose" or "code", as `load_corpus` takes them.
-        file: ends in .npy; uint16 if the vocabulary allows it, else uint32.
-        separator: the token that ends every document, such as "<|endoftext|>"; None for none.
-
-    Returns:
-        The number of tokens, separators included.
-
-    Raises:
-        CorpusError: when a text cannot be used.
-
-    Example:
-        >>> write_tokens(None, ["book.txt"], "book.npy")
-        Traceback (most recent call last):
-        ValueError: tokenizer: got NoneType, wanted one made by load_tokenizer
-    """
-    if Path(file).suffix != ".npy":
-        raise ValueError(f"file: got {str(file)!r}, wanted a name that ends in .npy")
-    _check_tokenizer(tokenizer)
-    corpus = load_corpus(paths if isinstance(paths, str) else list(paths))
-    ends = np.cumsum([source.size for source in corpus.files])
-    texts = [part.tobytes().decode() for part in np.split(corpus.tokens, ends[:-1])]
-    encoded_texts = tokenizer.encode_batch(texts, add_special_tokens=False)
-    small = tokenizer.get_vocab_size() <= 1 << 16
-    end = [] if separator is None else [tokenizer.token_to_id(separator)]
-    if end == [None]:
-        raise ValueError(f"separator: got {separator!r}, wanted a token of the tokenizer")
-    dtype = np.uint16 if small else np.uint32
-    ids = [np.asarray(encoded.ids + end, dtype) for encoded in encoded_texts]
-    if not len(tokens := np.concatenate(ids)):
-        raise CorpusError("paths: the tokenizer makes no token of this text")
-    np.save(file, tokens)
-    np.save(beside(file, DOCUMENTS), np.cumsum([0, *map(len, ids[:-1])]))
-    tokenizer.save(str(tokenizer_beside(file)))
-    return len(tokens)
-
-
-@checked
-def read_documents(file: str | os.PathLike) -> list[np.ndarray]:
-    """The documents of a token array, on disk until they are read, for `pack_documents`.
-
-    Args:
-        file: written by `write_tokens`.
-
-    Returns:
-        One array of tokens [length] per document, in order.
-
-    Raises:
-        FileNotFoundError: the file, or FILE.documents.npy beside it, is missing.
-
-    Example:
-        >>> read_documents("no/such/tokens.npy")
-        Traceback (most recent call last):
-        FileNotFoundError: file: 'no/such/tokens.npy' has no tokens.documents.npy beside it
-    """
-    starts = beside(file, DOCUMENTS)
-    if not starts.is_file():
-        raise FileNotFoundError(f"file: {str(file)!r} has no {starts.name} beside it")
-    return np.split(np.load(file, mmap_mode="r"), np.load(starts)[1:])
 
 
 @checked
@@ -231,7 +154,7 @@ def check_vocabulary(tokenizer: Any, vocabulary: int) -> None:
                 "(`toolkit generate --tokenizer FILE`): a model of bytes has at most 256"
             )
         return
-    _check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     if (size := tokenizer.get_vocab_size()) > vocabulary:
         raise ValueError(
             f"tokenizer: got one of {size:,} tokens for a model of {vocabulary:,}; "
@@ -264,7 +187,7 @@ def encoded(tokenizer: Any, text: str, start: int | None = None) -> list[int]:
 
     An empty prompt is these alone, or the token `start`.
     """
-    _check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     try:
         ids = tokenizer.encode(text).ids
     except Exception as error:  # the library raises the bare class
@@ -279,7 +202,8 @@ def encoded(tokenizer: Any, text: str, start: int | None = None) -> list[int]:
     return [start]
 
 
-def _check_tokenizer(tokenizer: Any) -> None:
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what `load_tokenizer` would not return."""
     if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
         raise ValueError(
             f"tokenizer: got {type(tokenizer).__name__}, wanted one made by load_tokenizer"
