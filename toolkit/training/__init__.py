@@ -11,7 +11,15 @@ Data (text as bytes; a batch is a function of seed and step)
 * `token_batches`: windows of a token array on disk; every host reads its own, as `HostBatches`
 * `record_batches`: the same for records of any random-access source, such as grain's
 * `pack_documents`: whole documents in rows of one length, with their segment ids
+* `TokenWindows`: the windows of a token array, each once per epoch, as such a source
+* `mix_sources`: several sources as one, in stated proportions; returns `MixedSources`
 * `HostBatches`: batches read during training, in an order independent of the hosts
+
+Data that training chooses (as in DataFlex)
+* `AdaptiveBatches`: records or proportions chosen anew every so many steps, for `fit`
+* `select_by_loss`: records drawn by their losses
+* `doremi_weights`, `odm_weights`: the next proportions of sources
+* `reweighted_loss`, `loss_weights`: rows of a batch weighted, by their losses or by any rule
 
 Optimiser
 * `Recipe`: optimiser, schedule, clipping, decay, averaging, accumulation: the options of training
@@ -41,6 +49,14 @@ The loop
 from toolkit.parallel.updates import TrainState
 from toolkit.training.averages import evaluation_params, with_average
 from toolkit.training.checkpoints.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
+from toolkit.training.data.adaptive import (
+    AdaptiveBatches,
+    doremi_weights,
+    loss_weights,
+    odm_weights,
+    reweighted_loss,
+    select_by_loss,
+)
 from toolkit.training.data.corpora import (
     BYTE_VOCABULARY,
     Corpus,
@@ -51,6 +67,7 @@ from toolkit.training.data.corpora import (
     sample_batch,
 )
 from toolkit.training.data.host_batches import HostBatches, record_batches, token_batches
+from toolkit.training.data.mixtures import MixedSources, TokenWindows, mix_sources
 from toolkit.training.data.packing import pack_documents
 from toolkit.training.data.sources import CorpusError
 from toolkit.training.forms import ProgramForm
@@ -64,6 +81,7 @@ from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 __all__ = [
     "BYTE_VOCABULARY",
     "OPTIMIZERS",
+    "AdaptiveBatches",
     "CheckpointError",
     "CheckpointWarning",
     "Checkpoints",
@@ -75,26 +93,34 @@ __all__ = [
     "FitResult",
     "HostBatches",
     "MetricsLog",
+    "MixedSources",
     "OptimizerKind",
     "ProgramForm",
     "RateSearch",
     "Recipe",
+    "TokenWindows",
     "TrainState",
     "TrainStep",
     "adamw",
+    "doremi_weights",
     "evaluation_batches",
     "evaluation_params",
     "fit",
     "load_corpus",
     "load_tokens",
+    "loss_weights",
     "make_evaluation",
     "make_train_step",
+    "mix_sources",
+    "odm_weights",
     "pack_documents",
     "prepare",
     "read_metrics",
     "record_batches",
+    "reweighted_loss",
     "sample_batch",
     "search_rate",
+    "select_by_loss",
     "token_batches",
     "with_average",
 ]

@@ -26,6 +26,7 @@ from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import TrainState
 from toolkit.training.averages import evaluation_params
 from toolkit.training.checkpoints.checkpoint import Checkpoints
+from toolkit.training.data.adaptive import AdaptiveBatches, Choices
 from toolkit.training.data.host_batches import HostBatches
 from toolkit.training.forms import ProgramForm
 from toolkit.training.metrics import MetricsLog
@@ -128,7 +129,8 @@ def fit(
         state: the state to start from; consumed (its arrays are donated).
         train_step: made by `make_train_step`.
         data: passed to the train step, for instance the training tokens on the device; or
-            `HostBatches`, of which every call of the train step is passed its own part.
+            `HostBatches`, of which every call of the train step is passed its own part, or
+            `AdaptiveBatches`, which choose those.
         options: length and intervals.
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run (model, corpus digest, optimiser, seed...);
@@ -175,18 +177,16 @@ def fit(
         if checkpoints is not None and step < options.total_steps:
             checkpoints.require_free_space(state)  # before minutes of training are lost
         log = open_log(stack, directory, step)
+        read = _reader(stack, data, directory, step, train_step.most_steps)
         bar = stack.enter_context(progress_bar(options, step))
         signals = stack.enter_context(remembered_signals())
         trace = stack.enter_context(closing(StepTrace(options.profile, directory)))
         stopped_by, is_late, saved_at = None, False, time.monotonic()
         while step < options.total_steps and stopped_by is None:
             started = time.perf_counter()
-            steps = _next_boundary(step, options) - step
+            steps = _next_boundary(step, options, data) - step
             trace.before(step)
-            read = data
-            if isinstance(data, HostBatches):
-                read = data.block(step, steps, train_step.most_steps)
-            state, metrics = train_step(state, read, steps)
+            state, metrics = train_step(state, read(state, step, steps), steps)
             step += steps
             row = {"step": step, **_summary(metrics)}
             trace.after(step)
@@ -252,8 +252,21 @@ def evaluation_row(evaluated: float | dict[str, float]) -> dict[str, float]:
     return evaluated if isinstance(evaluated, dict) else {"evaluation_loss": evaluated}
 
 
-def _next_boundary(step: int, options: FitOptions) -> int:
-    intervals = (options.log_every, options.eval_every, options.checkpoint_every)
+def _reader(
+    stack: ExitStack, data: Any, directory: str | os.PathLike | None, step: int, most_steps: int
+) -> Callable[[TrainState, int, int], Any]:
+    """(state, step, steps) -> what the train step is passed for so many steps."""
+    if isinstance(data, AdaptiveBatches):
+        choices = stack.enter_context(closing(Choices(data, directory, step)))
+        return lambda state, step, steps: choices.at(state, step).block(step, steps, most_steps)
+    if isinstance(data, HostBatches):
+        return lambda state, step, steps: data.block(step, steps, most_steps)
+    return lambda state, step, steps: data
+
+
+def _next_boundary(step: int, options: FitOptions, data: Any) -> int:
+    intervals = [options.log_every, options.eval_every, options.checkpoint_every]
+    intervals += [data.every] if isinstance(data, AdaptiveBatches) else []
     boundaries = [(step // interval + 1) * interval for interval in intervals]
     boundaries += [at for at in options.profile or () if at > step]
     return min(*boundaries, options.total_steps)

@@ -159,15 +159,23 @@ def token_batches(
         )
 
     def read(step: int, row: int) -> tuple[np.ndarray, np.ndarray]:
-        start = _drawn(f"{seed}/{step}/{row}") % (len(tokens) - time)
-        window = np.asarray(tokens[start : start + time + 1]).astype(np.int64)
-        limit = 1 << 31 if vocabulary is None else vocabulary
-        if window.min() < 0 or window.max() >= limit:
-            worst = window.max() if window.max() >= limit else window.min()
-            raise CorpusError(f"token {worst} near {start} is not in [0, {limit}), the vocabulary")
-        return window[:-1].astype(np.int32), window[1:].astype(np.int32)
+        start = drawn(f"{seed}/{step}/{row}") % (len(tokens) - time)
+        return window(tokens, start, time, vocabulary)
 
     return HostBatches(read, batch, sharding)
+
+
+def window(
+    tokens: np.ndarray, start: int, time: int, vocabulary: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and targets from `start` on; an error where a token is outside of the
+    vocabulary."""
+    found = np.asarray(tokens[start : start + time + 1]).astype(np.int64)
+    limit = 1 << 31 if vocabulary is None else vocabulary
+    if found.min() < 0 or found.max() >= limit:
+        worst = found.max() if found.max() >= limit else found.min()
+        raise CorpusError(f"token {worst} near {start} is not in [0, {limit}), the vocabulary")
+    return found[:-1].astype(np.int32), found[1:].astype(np.int32)
 
 
 @checked
@@ -238,23 +246,24 @@ def permuted(index: int, size: int, key: str) -> int:
     while True:
         left, right = index >> half, index & ((1 << half) - 1)
         for turn in range(_TURNS):
-            mixed = _drawn(f"{key}/{turn}/{right}") & ((1 << half) - 1)
+            mixed = drawn(f"{key}/{turn}/{right}") & ((1 << half) - 1)
             left, right = right, left ^ mixed
         index = left << half | right
         if index < size:
             return index
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def _drawn_order(size: int, key: str) -> list[int]:
     """A whole permutation (Fisher and Yates): each place is swapped with an equal or earlier
     one."""
     order = list(range(size))
     for place in range(1, size):
-        other = _drawn(f"{key}/{place}") % (place + 1)
+        other = drawn(f"{key}/{place}") % (place + 1)
         order[place], order[other] = order[other], order[place]
     return order
 
 
-def _drawn(key: str) -> int:
+def drawn(key: str) -> int:
+    """A number of 64 bits, as if drawn, that depends on the key alone."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
