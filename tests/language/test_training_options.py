@@ -73,6 +73,30 @@ def test_a_run_that_was_extended_is_the_longer_run(run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, trained)
 
 
+@pytest.mark.slow
+def test_texts_are_mixed_by_their_weights_and_held_out_each(run, tmp_path):
+    """A long text of one letter and a short one: the losses are those of the shares."""
+    for name, size in (("a", 4000), ("b", 500)):
+        (tmp_path / f"{name}.txt").write_text(name * size)
+    texts = tuple(str(tmp_path / f"{name}.txt") for name in "ab")
+    mixed = dataclasses.replace(run, text=texts, weights=(1.0, 9.0), steps=30, learning_rate=1e-2)
+    trained = train_language_model(mixed, tmp_path / "whole", **QUIET)
+    row = trained.history[-1]
+    losses = [row[f"evaluation_loss of {text}"] for text in texts]
+    assert losses[0] > losses[1]
+    shared = 0.1 * losses[0] + 0.9 * losses[1]
+    np.testing.assert_allclose(row["evaluation_loss"], shared, rtol=LOSS_TOLERANCE)
+    other = dataclasses.replace(mixed, weights=(9.0, 1.0))  # the control
+    row = train_language_model(other, tmp_path / "other", **QUIET).history[-1]
+    assert row[f"evaluation_loss of {texts[0]}"] < row[f"evaluation_loss of {texts[1]}"]
+    train_language_model(mixed, tmp_path / "cut", stop=lambda: True, **QUIET)
+    cut = train_language_model(mixed, tmp_path / "cut", **QUIET)
+    ends = (nnx.state(result.model, nnx.Param) for result in (cut, trained))
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    with pytest.raises(ValueError, match="weights: got 2 for 1 texts"):
+        train_language_model(dataclasses.replace(mixed, text=texts[:1]), tmp_path / "x", **QUIET)
+
+
 def test_passes_follow_from_the_devices():
     settings = TrainingSettings(batch=24, device_batch=3)
     assert [settings.passes(devices) for devices in (1, 2, 4, 8)] == [8, 4, 2, 1]

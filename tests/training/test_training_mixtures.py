@@ -143,6 +143,28 @@ def test_odm_explores_evenly_at_first_and_then_seeks_high_losses():
         odm_weights(rewards, weights, losses, 0)
 
 
+def test_the_rules_give_the_numbers_of_dataflex():
+    """Of its released code (OpenDCAI/DataFlex, run elsewhere), without its scale of rewards."""
+    weights = np.full(4, 0.25)
+    for excess in ([0.5, 0.1, 0.0, 1.2], [0.2, 0.9, 0.3, 0.0]):
+        weights = doremi_weights(weights, np.array(excess), rate=0.7, smoothing=0.01)
+    np.testing.assert_allclose(weights, [0.226978, 0.280349, 0.172884, 0.319788], **CLOSE)
+    seen = [(0, 3.0), (1, 2.0), (3, 4.0), (0, 2.5), (2, 5.0), (3, 1.0), (1, 2.0), (0, 3.0)]
+    rewards, weights = np.zeros(4), np.full(4, 0.25)
+    for update, (source, loss) in enumerate(seen, start=1):
+        losses = np.where(np.arange(4) == source, loss, np.nan)
+        rewards, weights = odm_weights(rewards, weights, losses, update)
+    np.testing.assert_allclose(rewards, [3.065106, 1.526352, 2.0, 1.84], **CLOSE)
+    np.testing.assert_allclose(weights, [0.259495, 0.244605, 0.248658, 0.247241], **CLOSE)
+    losses = jnp.array([1.0, 2.0, 5.0, 3.0])
+    for strategy, wanted in (
+        ("linupper", 3.221123),
+        ("quadratic", 2.690283),
+        ("extremes", 2.796084),
+    ):
+        np.testing.assert_allclose(loss_weights(losses, strategy) @ losses, wanted, **CLOSE)
+
+
 @pytest.mark.parametrize("favour", ["low", "medium", "high"])
 def test_records_of_one_range_of_losses_are_drawn_more_often(favour):
     """Thirds of nine records: the favoured third has 5 of 7 of the first draws, or else 1 of 3."""

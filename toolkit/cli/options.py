@@ -77,7 +77,12 @@ def _metavar(hint: Any) -> str:
         else getattr(typing.get_origin(kind) or kind, "__name__", "value").upper()
         for kind in kinds
     ]
-    return "|".join(names).replace("TUPLE", "STR [STR ...]")
+    words = "|".join(names)
+    for kind in kinds:
+        if typing.get_origin(kind) is tuple:
+            own = typing.get_args(kind)[0].__name__.upper()
+            words = words.replace("TUPLE", f"{own} [{own} ...]")
+    return words
 
 
 def read_options(file: Path | None) -> dict[str, Any]:

@@ -27,11 +27,12 @@ class Start:
         extend: train the finished run in the folder on, to so many steps in all, with its options.
         imports: a module of your own that registers mixers or optimisers (repeatable).
         print_config: only print all options, as such a file.
-        text: a file or folder to train on (repeatable), or one token array (.npy).
+        text: a file or folder to train on (repeatable), or a token array (.npy); with --weights,
+            several of either.
         corpus: the text used when none is given: the language manual's prose or the standard
             library's source.
-        tokenizer: the tokenizer.json of a token array; by default the one that
-            `toolkit.language.write_tokens` wrote beside the array.
+        tokenizer: a tokenizer.json, of whose tokens the text is made; without it text is bytes, and
+            a token array has the one that `toolkit.language.write_tokens` wrote beside it.
         plan: run this plan, written by `toolkit plan --save`, as it is: its model, batch, layout
             and pipeline.
         sliding_window: bytes a "window" layer sees.

@@ -16,7 +16,9 @@ from toolkit.measure import environment
 from toolkit.training import Corpus
 
 
-def configuration_of(run: TrainingRun, corpus: Corpus, validation: Corpus | None) -> dict[str, Any]:
+def configuration_of(
+    run: TrainingRun, corpora: list[Corpus], validation: Corpus | None
+) -> dict[str, Any]:
     """The settings that identify a run, in the form that JSON returns."""
     training = {
         field.name: getattr(run, field.name)
@@ -26,11 +28,15 @@ def configuration_of(run: TrainingRun, corpus: Corpus, validation: Corpus | None
     facts = {
         "model": dataclasses.asdict(run.config),
         "training": training,
-        "corpus": _identity(corpus),
+        "corpus": _one_or_all([_identity(corpus) for corpus in corpora]),
     }
     if validation is not None:
         facts["validation"] = _identity(validation)
     return json.loads(json.dumps(facts))
+
+
+def _one_or_all(facts: list[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
+    return facts if len(facts) > 1 else facts[0]
 
 
 def _identity(corpus: Corpus) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def _is_begun(directory: Path) -> bool:
 def describe_run(
     configuration: dict[str, Any],
     shorter: list[dict[str, Any]],
-    corpus: Corpus,
+    corpora: list[Corpus],
     directory: Path,
     tokenizer: Any,
     per_token: float | None,
@@ -86,7 +92,7 @@ def describe_run(
         return
     facts = {
         "configuration": configuration,
-        "corpus": corpus.record(),
+        "corpus": _one_or_all([corpus.record() for corpus in corpora]),
         "environment": environment(),
         "bytes_per_token": per_token,
     }

@@ -20,6 +20,9 @@ class TrainingSettings(Recipe):
     Attributes:
         batch: sequences per step.
         sequence_length: tokens (bytes of a text) per sequence.
+        weights: of each text: its share of the sequences, in any unit. Every text is then read in
+            windows that do not overlap, in an order drawn for each epoch; the end of each is held
+            out, and the held-out loss is the mean by these weights. None: texts are joined.
         validation: a file, folder or token array of held-out text; None holds out the end of each
             file of the text.
         balance: weight of the balance loss, in models with a mixture of experts; the loss that is
@@ -59,6 +62,7 @@ class TrainingSettings(Recipe):
 
     batch: int = 16
     sequence_length: int = 256
+    weights: tuple[float, ...] | None = None
     validation: str | None = None
     balance: float = 0.01
     router_z: float = 0.0
@@ -115,6 +119,13 @@ class TrainingSettings(Recipe):
         for name in ("balance", "router_z", "bias_rate"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted 0 or more")
+        if self.weights is not None:
+            if not self.weights or min(self.weights) < 0 or not sum(self.weights):
+                raise ValueError(f"weights: got {self.weights}, wanted numbers above 0 (or 0)")
+            if self.validation is not None:
+                raise ValueError(
+                    "validation: got a file with weights; wanted none, for texts' ends"
+                )
         if self.learning_rate == "search" and self.device_batch is not None:
             raise ValueError("device_batch: a search of the learning rate takes whole batches")
 

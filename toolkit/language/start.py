@@ -1,18 +1,30 @@
 """What training starts from: a drawn model or a published one, and its text."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from toolkit.language.documents import write_tokens
 from toolkit.language.run import TrainingRun
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.feed_forward import RouterState
 from toolkit.parallel import Layout
-from toolkit.training import Corpus, ProgramForm, load_corpus, load_tokens
+from toolkit.training import (
+    Corpus,
+    HostBatches,
+    ProgramForm,
+    TokenWindows,
+    load_corpus,
+    load_tokens,
+    mix_sources,
+    record_batches,
+)
 from toolkit.training.data.corpora import BYTE_VOCABULARY
 
 TOKENS = "tokens.npy"
@@ -67,30 +79,56 @@ def text_corpus(text: str | tuple[str, ...]) -> Corpus:
     paths: list[str] = [text] if isinstance(text, str) else list(text)
     if any(path.endswith(".npy") for path in paths):
         if len(paths) > 1:
-            raise ValueError(f"text: got {len(paths)} paths, wanted one token array by itself")
+            raise ValueError(
+                f"text: got {len(paths)} paths, wanted one token array by itself, or weights"
+            )
         return load_tokens(paths[0])
     return load_corpus(text if isinstance(text, str) else paths)
 
 
-def published_corpus(run: TrainingRun, directory: Path, tokenizer: Any) -> Corpus:
-    """The text of a run that continues a published model, in its tokens, kept in the run's folder.
+def corpora_of(run: TrainingRun, directory: Path, tokenizer: Any) -> list[Corpus]:
+    """The texts of a run: all in one, or each that has a weight.
 
-    A token array is read as it is.
+    With a tokenizer, files become token arrays in the run's folder; token arrays are read as they
+    are.
     """
     texts = [run.text] if isinstance(run.text, str) else [*run.text]
-    if any(text.endswith(".npy") for text in texts):
-        return text_corpus(run.text)
+    if run.weights is not None and len(run.weights) != len(texts):
+        raise ValueError(f"weights: got {len(run.weights)} for {len(texts)} texts, wanted as many")
+    parts = [run.text] if run.weights is None else texts
+    return [_corpus(run, directory, tokenizer, part, i) for i, part in enumerate(parts)]
+
+
+def _corpus(
+    run: TrainingRun, directory: Path, tokenizer: Any, text: str | tuple[str, ...], number: int
+) -> Corpus:
+    paths = [text] if isinstance(text, str) else text
+    if any(path.endswith(".npy") for path in paths):
+        return text_corpus(text)
     if tokenizer is None:
-        if run.config.vocabulary > BYTE_VOCABULARY:
+        if run.init_from is not None and run.config.vocabulary > BYTE_VOCABULARY:
             raise ValueError(
                 f"init_from: {run.init_from!r} has no tokenizer.json for its "
                 f"{run.config.vocabulary:,} tokens; wanted one, or a token array as text"
             )
-        return text_corpus(run.text)
+        return text_corpus(text)
     if jax.process_count() > 1:
         raise ValueError("text: got files in a job of several processes; wanted a token array")
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / TOKENS
-    write_tokens(tokenizer, run.text if isinstance(run.text, str) else texts, file)
+    file = directory / (f"{number}-{TOKENS}" if number else TOKENS)
+    write_tokens(tokenizer, text, file)
     # Without the folder in its name, so that a run may be moved.
-    return dataclasses.replace(load_tokens(file), name=TOKENS)
+    return dataclasses.replace(load_tokens(file), name=file.name)
+
+
+def mixed_batches(
+    run: TrainingRun, parts: Sequence[np.ndarray], sharding: NamedSharding | None
+) -> HostBatches:
+    """Batches of several texts in the proportions of the run's weights."""
+    assert run.weights is not None
+    vocabulary = run.config.vocabulary
+    windows = [TokenWindows(part, run.sequence_length, vocabulary) for part in parts]
+    mixed = mix_sources(windows, run.weights, seed=run.seed, block=max(1024, run.batch))
+    return record_batches(
+        mixed, seed=run.seed, batch=run.batch, sharding=sharding, is_shuffled=False
+    )

@@ -20,16 +20,19 @@ from toolkit.language.losses import loss_and_bias, loss_of_parts, loss_of_recurs
 from toolkit.language.record import configuration_of, describe_run, shorter_runs
 from toolkit.language.run import TrainedModel, TrainingRun, bits_per_byte
 from toolkit.language.start import (
+    corpora_of,
     first_model,
+    mixed_batches,
     parts_of,
     planned_parameters,
-    published_corpus,
     text_corpus,
 )
 from toolkit.language.tokens import (
     bytes_per_token,
     check_vocabulary,
     find_tokenizer,
+    load_tokenizer,
+    tokenizer_beside,
 )
 from toolkit.looped import checkpoint_folder, parameter_count
 from toolkit.parallel import Layout, make_mesh
@@ -72,8 +75,9 @@ def train_language_model(
         run: what to train.
         directory: the run's folder; made if missing, resumed if it holds this run.
         corpus: the text, when it is loaded already; None loads `run.text`.
-        tokenizer: made by `load_tokenizer`, of a token array's tokens; None for the one that
-            `write_tokens` left beside the array. It is stored in the run's folder.
+        tokenizer: made by `load_tokenizer`; text becomes its tokens, in the run's folder, where it
+            is stored. None: text is bytes, and a token array is that of the tokenizer that
+            `write_tokens` left beside it.
         extend: whether a run that is in the folder with fewer steps is continued, with its last
             state; its schedule is from there on that of the longer run.
         stop: called regularly; True saves and returns.
@@ -105,18 +109,21 @@ def train_language_model(
     start = None if run.init_from is None else checkpoint_folder(run.init_from)
     if start is not None:
         tokenizer = tokenizer or find_tokenizer(start)
-        corpus = corpus or published_corpus(run, Path(directory), tokenizer)
-    corpus = corpus or text_corpus(run.text)
-    is_text = corpus.tokens.dtype == np.uint8  # small, and so replicated
-    if is_text and (largest := int(corpus.tokens.max())) >= run.config.vocabulary:
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, run.config.vocabulary)
+    corpora = [corpus] if corpus else corpora_of(run, Path(directory), tokenizer)
+    kinds = {corpus.tokens.dtype == np.uint8 for corpus in corpora}
+    if len(kinds) > 1:
+        raise ValueError("text: got text beside token arrays; wanted all of one kind")
+    is_text = kinds == {True}  # small, and so replicated
+    largest = max(int(corpus.tokens.max()) for corpus in corpora) if is_text else 0
+    if largest >= run.config.vocabulary:
         raise ValueError(
             f"config.vocabulary must be more than {largest}, a byte of the text; got "
             f"{run.config.vocabulary}"
         )
     tokenizer = None if is_text else tokenizer or _tokenizer_beside(run)
-    if tokenizer is not None:
-        check_vocabulary(tokenizer, run.config.vocabulary)
-    train, held_out = corpus.split()
+    train, held_out = zip(*(corpus.split() for corpus in corpora), strict=True)
     validation = None
     if run.validation is not None:
         validation = text_corpus((run.validation,))
@@ -124,13 +131,15 @@ def train_language_model(
             raise ValueError(
                 f"validation: {run.validation!r} and the text must both be text, or both tokens"
             )
-        train, held_out = corpus.tokens, validation.tokens
+        train, held_out = [corpora[0].tokens], [validation.tokens]
     passes = run.passes(_data_devices(run))
     windows = run.batch // passes, run.sequence_length, EVALUATION_BATCHES * passes
-    evaluation = evaluation_batches(held_out, *windows)
+    evaluation = [evaluation_batches(part, *windows) for part in held_out]
+    shares = np.array(run.weights or [1.0]) / sum(run.weights or [1.0])
     per_token = 1.0 if is_text else None
     if tokenizer is not None:
-        per_token = bytes_per_token(tokenizer, np.asarray(evaluation[1]))
+        lengths = [bytes_per_token(tokenizer, np.asarray(targets)) for _, targets in evaluation]
+        per_token = float(shares @ lengths)
     if form is None:
         graph, params, bias, layout = _placed_parameters(run)
     else:
@@ -159,9 +168,9 @@ def train_language_model(
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
-    configuration = configuration_of(run, corpus, validation)
+    configuration = configuration_of(run, corpora, validation)
     shorter = shorter_runs(configuration, Path(directory), extend)
-    describe_run(configuration, shorter, corpus, Path(directory), tokenizer, per_token, start)
+    describe_run(configuration, shorter, corpora, Path(directory), tokenizer, per_token, start)
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     options = FitOptions(
@@ -176,11 +185,14 @@ def train_language_model(
         profile=profile,
     )
     data: Any = None
-    if is_text:
-        data = jax.device_put(train, everywhere)
+    if run.weights is not None:
+        data = mixed_batches(run, train, batch_sharding)
+        sample = data.sample
+    elif is_text:
+        data = jax.device_put(train[0], everywhere)
     else:
         data = token_batches(
-            train,
+            train[0],
             seed=run.seed,
             batch=run.batch,
             time=run.sequence_length,
@@ -191,13 +203,17 @@ def train_language_model(
     kept: dict[str, Any] = {
         "directory": directory,
         "configuration": configuration,
-        "evaluate": _evaluation(evaluated, jax.device_put(evaluation, everywhere), per_token),
+        "evaluate": _evaluation(
+            evaluated, jax.device_put(evaluation, everywhere), per_token, corpora, shares
+        ),
         "stop": stop,
         "callback": callback,
     }
     how: dict[str, Any] = {"sample": sample, "batch_sharding": batch_sharding}
-    if run.learning_rate == "search" and not is_text:
-        raise ValueError("learning_rate: got 'search', which wants text; give a rate")
+    if run.learning_rate == "search" and (not is_text or run.weights is not None):
+        raise ValueError(
+            "learning_rate: got 'search', which wants text without weights; give a rate"
+        )
     if run.learning_rate == "search":
         result = search_rate(loss, optimizer, state, data, options, **how, **kept)
     else:
@@ -221,21 +237,38 @@ def train_language_model(
 
 
 def _tokenizer_beside(run: TrainingRun) -> Any:
-    """The tokenizer beside the run's token array, if any."""
+    """The tokenizer beside the run's token arrays, if any."""
     texts = [run.text] if isinstance(run.text, str) else run.text
-    return find_tokenizer(Path(texts[0]))
+    files = [file for text in texts if (file := tokenizer_beside(text)).is_file()]
+    if len({file.read_bytes() for file in files}) > 1:
+        raise ValueError(f"text: got arrays of other tokenizers ({', '.join(map(str, files))})")
+    if not files:
+        return None
+    tokenizer = load_tokenizer(files[0])
+    check_vocabulary(tokenizer, run.config.vocabulary)
+    return tokenizer
 
 
 def _evaluation(
-    loss: Callable, batches: Any, per_token: float | None
+    loss: Callable,
+    batches: list[Any],
+    per_token: float | None,
+    corpora: list[Corpus],
+    shares: np.ndarray,
 ) -> Callable[..., dict[str, float]]:
-    """The held-out loss in nats per token, and in bits per byte if possible."""
-    mean_loss = make_evaluation(loss, batches)
+    """The held-out loss in nats per token, in bits per byte if possible, and of each text."""
+    mean_losses = [make_evaluation(loss, part) for part in batches]
 
     def evaluate(*parts: Any) -> dict[str, float]:
-        row = {"evaluation_loss": mean_loss(*parts)}
+        losses = [mean_loss(*parts) for mean_loss in mean_losses]
+        row = {"evaluation_loss": float(shares @ losses)}
         if per_token is not None:
             row["evaluation_bits_per_byte"] = bits_per_byte(row["evaluation_loss"], per_token)
+        if len(losses) > 1:
+            row |= {
+                f"evaluation_loss of {corpus.name}": loss
+                for corpus, loss in zip(corpora, losses, strict=True)
+            }
         return row
 
     return evaluate

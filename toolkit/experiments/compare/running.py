@@ -154,6 +154,8 @@ def _check(contenders, match, rates, factor, seeds, smallest):
             f"{rates}, {seeds}, {factor} and {smallest}"
         )
     for label, run in contenders.items():
+        if run.weights is not None:
+            raise ValueError(f"weights: {label} has {run.weights}; wanted one text for all")
         if run.learning_rate == "search" or run.init_from is not None:
             name = "init_from" if run.init_from else "learning_rate"
             raise ValueError(

@@ -173,8 +173,8 @@ def odm_weights(
     many = len(rewards)
     if updates < 1 or (weights <= 0).any():
         raise ValueError(
-            f"weights: got {weights.tolist()} at update {updates}; wanted them above 0, and updates "
-            "from 1 on"
+            f"weights: got {weights.tolist()} at update {updates}; wanted them above 0, and "
+            "updates from 1 on"
         )
 
     def explored(update: int) -> float:
