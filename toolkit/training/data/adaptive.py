@@ -251,6 +251,9 @@ def loss_weights(
         losses: of each row.
         strategy: which losses weigh more.
 
+    Returns:
+        A weight per row.
+
     Source: Sow et al., "Dynamic Loss-Based Sample Reweighting", arXiv:2502.06733.
 
     Example:
