@@ -6,6 +6,7 @@ import pytest
 from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
+from toolkit.lr.fits.overfitting import overfits_since
 from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
 from toolkit.lr.probe_then_decay import RATIO
 
@@ -57,7 +58,8 @@ def test_the_budget_is_kept_to_the_step(budget, options, validation_batches):
         LR_RANGE, budget, shortest_probe=2, validation_batches=validation_batches, **options
     )
     controller, requests = run(searcher)
-    assert budget - 1 < controller.ledger.spent <= budget
+    checks = 20 * validation_batches / 3 * searcher.is_watched
+    assert budget - 1 - 0.1 * checks < controller.ledger.spent <= budget
     assert sum(r.rates.size for r, _ in requests) == controller.ledger.gradient_evaluations
     assert requests[-1][0].kind == "train"
     assert controller.rates[-1] <= controller.rates.max() / (1 if budget < 3 else 2)
@@ -146,6 +148,46 @@ def test_another_shape_is_taken_only_if_it_is_surely_better():
         controller, _ = run(searcher, losses)
         at_peak = (controller.rates >= 0.999 * controller.rates.max()).mean()
         assert (at_peak > 0.5) == is_wsd
+
+
+def run_validated(validation_of, fall=0.01):
+    """A run of 1,000 steps, and what its validation losses were made to be."""
+    searcher = ProbeThenDecay(LR_RANGE, 1000, validation_batches=2)
+
+    def falling(request):
+        return losses_of(request) - fall * len(seen.append(request) or seen)
+
+    seen = []
+    return drive(searcher, falling, validation_of=validation_of)[0]
+
+
+def test_a_run_that_overfits_ends_early_and_says_so():
+    noise = np.random.default_rng(0).normal(size=2000)
+    rises = lambda step: 1 + (step - 300) ** 2 * 1e-6 + 3e-4 * noise[step]  # noqa: E731
+    overfitted = run_validated(rises)
+    assert overfits_since(overfitted.checks) == pytest.approx(300, abs=100)
+    assert overfitted.ledger.kept_steps < 0.75 * 850
+    assert overfitted.rates[-1] < 0.02 * overfitted.rates.max()
+    # Controls: a validation loss that falls, one that is only noise, a training loss that rises.
+    for validation_of, fall in (
+        (lambda step: 2 - step * 1e-4 + 3e-4 * noise[step], 0.01),
+        (lambda step: 1 + 3e-2 * noise[step], 0.01),
+        (rises, -0.01),
+    ):
+        whole = run_validated(validation_of, fall)
+        assert overfits_since(whole.checks) is None
+        assert 990 < whole.ledger.spent <= 1000
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("flat", 0, 0.06), ("falls", 0, 0.06),
+                                                     ("rises", 0.9, 1)])  # fmt: skip
+def test_few_runs_end_early_by_noise_and_most_that_overfit(kind, least, most):
+    steps, random, ended = np.arange(20.0), np.random.default_rng(0), []
+    true = {"flat": 0 * steps, "falls": -0.1 * steps, "rises": abs(steps - 8.0)}[kind]
+    for _ in range(200):
+        checks = np.stack([steps, -steps, true + random.normal(size=20)], 1)
+        ended.append(any(overfits_since(checks[:end]) is not None for end in range(1, 19)))
+    assert least <= np.mean(ended) <= most
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5])

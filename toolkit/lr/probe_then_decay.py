@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolkit._checks import check_fields
+from toolkit.lr.fits.overfitting import overfits_since
 from toolkit.lr.fits.peak import PeakRate, curve_ends, peak_at, surely_better, tail_scores
 from toolkit.lr.probes import (
     EVIDENCE,
@@ -42,6 +43,7 @@ BACKOFF = 0.7  # factor on the rest of the schedule after divergence
 BLOWN_UP = 3.0  # times the loss at the start
 LARGEST_SEARCH = 0.25  # of the budget, for the first probes, however short they are
 LARGEST_VALIDATION = 0.25  # of the search
+LARGEST_WATCHING = 0.05  # of the budget, for validation losses along the run
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,15 @@ class ProbeThenDecay:
         return 0 < self._forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
 
     @property
+    def is_watched(self) -> bool:
+        """Whether every piece of the run ends with a validation loss, which the budget bears."""
+        return 0 < self._watching <= LARGEST_WATCHING * self.budget
+
+    @property
+    def _watching(self) -> float:
+        return FORWARD_COST * self.validation_batches * PIECES
+
+    @property
     def _forward(self) -> float:
         return FORWARD_COST * self.validation_batches * (self.candidates + 1)
 
@@ -133,7 +144,8 @@ class ProbeThenDecay:
             return None
         whole = controller.ledger.kept_steps + len(controller.plan)
         piece = max(-(-whole // PIECES), 1)
-        return one_candidate("train", controller.plan[:piece])
+        request = one_candidate("train", controller.plan[:piece])
+        return replace(request, is_checked=self.is_watched)
 
     def keeps(self, controller: ProbeController, request: Request, losses: np.ndarray) -> bool:
         """Whether the losses are finite and have not blown up, as they may long before infinity."""
@@ -152,6 +164,8 @@ class ProbeThenDecay:
             return _after_probes(self, controller, request, losses)
         if is_kept:
             plan = controller.plan[request.rates.shape[1] :]
+            if len(plan) and overfits_since(controller.checks) is not None:
+                plan = _early_end(plan, request)
             return replace(controller, plan=plan, first_loss=loss_at_start(controller, losses))
         left = min(steps_left(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
@@ -240,9 +254,17 @@ def _beyond(searcher: ProbeThenDecay, peak: PeakRate) -> float:
     return float(end if 0.25 < until_end < 1 else rate)
 
 
+def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:
+    """A fall to zero within two pieces, in place of the rest of a run that overfits."""
+    steps = min(2 * request.rates.shape[1], len(plan))
+    fall = plan[0] * shape_rates("linear", steps)
+    return np.minimum(fall, plan[:steps]).astype(np.float32)
+
+
 def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
     """The run: the peak of the probes moved to its length, times the shape."""
-    steps = steps_left(searcher, controller)
+    watching = int(np.ceil(searcher.is_watched * searcher._watching))
+    steps = max(steps_left(searcher, controller) - watching, 1)
     if searcher.training_steps is not None:
         steps = min(steps, searcher.training_steps)
     rate = np.sqrt(np.prod(searcher.lr_range))  # the middle, where nothing is known

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit.lr.fits.peak import curve_ends
 
 UNPAIRED = 2e-3  # relative; programs of one and of many candidates round differently
 FORWARD_COST = 1 / 3  # of a gradient evaluation, which is a forward pass and a backward one of two
@@ -78,6 +79,7 @@ class Controller:
         table: a row for each candidate evaluated, in columns [candidates]: "stage" in which;
             "steps" of it; "shape", an index into `SHAPES`; "rate", its peak (or the factor on the
             schedule); "forecast" of the loss, infinity if it diverged; "variance" of that.
+        checks: [checks, 3] of the kept training: step, training loss, validation loss.
 
     Example:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
@@ -92,6 +94,7 @@ class Controller:
     table: dict[str, np.ndarray] = field(
         default_factory=lambda: {name: np.zeros(0, dtype) for name, dtype in _ROWS.items()}
     )
+    checks: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Request:
         rates: [candidates, steps] float32, the rate of every step; one candidate unless a probe.
         validate_every: steps between validation losses; 0 for training losses.
         asked_at: gradient evaluations of the ledger when `ask` gave it.
+        is_checked: whether `tell` wants the validation loss after all steps, too.
 
     Example:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
@@ -115,6 +119,7 @@ class Request:
     rates: np.ndarray
     validate_every: int = 0
     asked_at: int | None = None
+    is_checked: bool = False
 
     @property
     def points(self) -> int:
@@ -215,6 +220,7 @@ def tell(
     request: Request,
     losses: Any,
     *,
+    validation: float | None = None,
     seconds: float = 0.0,
     compile_seconds: float = 0.0,
 ) -> tuple[Any, bool]:
@@ -229,6 +235,8 @@ def tell(
         request: what was run.
         losses: [candidates, steps], each before its update; or [candidates, steps //
             validate_every] validation losses. Any that is not finite means that the run diverged.
+        validation: the validation loss after these steps, where the request `is_checked`; None
+            leaves the check out.
         seconds: wall-clock it took, for the ledger.
         compile_seconds: wall-clock it took to compile, not part of `seconds`.
 
@@ -266,7 +274,8 @@ def tell(
         _require_paired(losses[:, 0])
     is_kept = request.kind != "probe" and searcher.keeps(controller, request, losses)
     ledger = controller.ledger
-    forward = candidates * points * searcher.validation_batches if request.validate_every else 0
+    checks = candidates * points * bool(request.validate_every) + (validation is not None)
+    forward = checks * searcher.validation_batches
     ledger = replace(
         ledger,
         gradient_evaluations=ledger.gradient_evaluations + candidates * steps,
@@ -277,7 +286,15 @@ def tell(
         compile_seconds=ledger.compile_seconds + compile_seconds,
     )
     rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
-    updated = replace(controller, ledger=ledger, rates=rates)
+    checked_now = np.zeros((0, 3))
+    if is_kept and validation is not None:
+        checked_now = np.array([[ledger.kept_steps, curve_ends(losses).mean(), validation]])
+    updated = replace(
+        controller,
+        ledger=ledger,
+        rates=rates,
+        checks=np.concatenate([controller.checks, checked_now]),
+    )
     return searcher.tell(updated, request, losses, is_kept), is_kept
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.lr.autolrs import AutoLRS
+from toolkit.lr.fits.overfitting import overfits_since
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.probes import PEAK, best_peak, is_inconclusive
 from toolkit.lr.protocol import Controller
@@ -25,6 +26,8 @@ def reason_of(constants: Any, controller: Controller) -> str:
         why = _by_forecasts(constants, controller)
     else:
         why = f"chosen among {len(table['rate'])} candidates"
+    if (lowest := overfits_since(controller.checks)) is not None:
+        why += _disagreement(controller.checks, lowest)
     if constants.validation_batches and not ledger.forward_evaluations:
         why += "; the validation loss was not used: no probe that the budget pays goes by it"
     thrown_away = ledger.gradient_evaluations - ledger.kept_steps - int(table["steps"].sum())
@@ -48,6 +51,17 @@ def _by_probes(controller: Any) -> str:
     return (
         f"probes of {steps} steps are best at {np.exp(peak.log_rate):.2g}, of rates from "
         f"{rates.min():.2g} to {rates.max():.2g}"
+    )
+
+
+def _disagreement(checks: np.ndarray, lowest: int) -> str:
+    """Where training and validation part."""
+    steps, training, validation = checks.T
+    then = int(np.flatnonzero(steps == lowest)[0])
+    return (
+        f"; it overfits: from step {lowest} to {steps[-1]:.0f} the training loss fell from "
+        f"{training[then]:.3g} to {training[-1]:.3g} and the validation loss rose from "
+        f"{validation[then]:.3g} to {validation[-1]:.3g}, so that the run was ended early"
     )
 
 

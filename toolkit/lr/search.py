@@ -278,6 +278,7 @@ def _after(
         controller,
         request,
         losses,
+        validation=runner.validation_loss(reached) if request.is_checked else None,
         seconds=seconds,
         compile_seconds=compiled,
     )

@@ -93,6 +93,10 @@ class CandidateRunner:
         program, evaluate = self._programs.several[mode], self._programs.evaluate_several
         return self._run(program, evaluate, start, request, rates)[1][:count]
 
+    def validation_loss(self, state: TrainState) -> float:
+        """Of the validation's batches, in this state."""
+        return float(self._programs.evaluate_one(state.params, state.model_state))
+
     def modes(self, state: TrainState) -> list[str]:
         """The modes that can run from this state here."""
         is_single = all(sharding is None for sharding in layout_of(state.params))
