@@ -41,13 +41,24 @@ def test_the_excess_is_what_the_small_models_rate_costs_and_the_control_must_los
     assert transfer.excess(results, MUP, SIZES[-1]) == pytest.approx(np.zeros(5))
     assert transfer.excess(results, STANDARD, SIZES[-1]) == pytest.approx(np.full(5, 0.4))
     assert load_experiment("transfer").verdicts(results)[0].word == "seen"
-    assert load_experiment("transfer").verdicts(made_up(0))[0].word == "void"
     assert "0.400 +-0.000" in transfer.report(results)
     few = made_up(standard_moves_by=2)
     few.outcomes[TransferSetting(MUP, *SIZES[-1]).label].popitem()
     assert load_experiment("transfer").verdicts(few)[0].word == "not shown"
     margins, _ = transfer._ends_lower(MUP, STANDARD)(few)
     assert margins == pytest.approx(np.full(4, 0.4))  # as many as both have, paired by seed
+
+
+def test_no_claim_is_judged_where_all_rules_end_alike():
+    """The controls: the usual parametrisation must lose."""
+    alike = {}
+    for rule in (*transfer.RULES, transfer.SEARCH):
+        for size in (SIZES[0], SIZES[-1]):
+            losses = parabola(5)
+            run = {LOSSES: losses, transfer.LOSS: min(losses)}
+            alike[TransferSetting(rule, *size).label] = dict.fromkeys(range(5), run)
+    verdicts = load_experiment("transfer").verdicts(Results(alike))
+    assert [verdict.word for verdict in verdicts] == ["void"] * 4
 
 
 def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():

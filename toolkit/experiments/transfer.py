@@ -312,6 +312,7 @@ EXPERIMENT = Experiment(
             "muP needs the decay whose product with the rate stays: the coupled one ends higher",
             _ends_lower(MUP, COUPLED),
             smallest=0.01,
+            control=fails(_ends_lower(STANDARD, MUP)),
         ),
         Claim(
             "a long warm-up does what muP's rates do: its carried rate costs as little",
@@ -322,6 +323,7 @@ EXPERIMENT = Experiment(
             "carrying muP's rate over ends lower than a search on the large model",
             _ends_lower(MUP, SEARCH),
             smallest=0.01,
+            control=fails(_ends_lower(STANDARD, MUP)),
         ),
     ),
     draw=draw,

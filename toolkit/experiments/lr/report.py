@@ -20,7 +20,7 @@ import numpy as np
 
 from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.kit.verdicts import in_words
-from toolkit.experiments.lr.methods import AUTOLRS_FREE, METHODS, TEST
+from toolkit.experiments.lr.methods import AUTOLRS_FREE, BY_RATE, METHODS, ORACLE_GRID, PEAK, TEST
 
 QUARTER = 4.0
 LARGEST_FACTOR = 4.0
@@ -87,6 +87,8 @@ class Cell:
     losses: Mapping[str, Sequence[float]]
     # of oracle-tuned linear decay at a quarter of the budget; empty if not run
     quarter: Sequence[float]
+    peaks: Sequence[float] = ()  # of the default, one per seed
+    by_rate: Sequence[Sequence[float]] = ()  # [seeds, rates], losses of linear decay on the grid
 
     @property
     def name(self) -> str:
@@ -105,6 +107,15 @@ class Cell:
         """The `budget_factor` of a method's mean loss."""
         whole, quarter = (statistics.fmean(x) for x in (self.losses[REFERENCE], self.quarter))
         return budget_factor(statistics.fmean(self.losses[method]), whole, quarter)
+
+    def factor_of_peaks(self) -> float:
+        """The factor of linear decay in the whole budget at the peaks of the default: what its
+        choice of a rate costs, without the steps of its probes.
+        """
+        places, grid = np.log(self.peaks), np.log(ORACLE_GRID)
+        losses = [np.interp(x, grid, row) for x, row in zip(places, self.by_rate, strict=True)]
+        whole, quarter = (statistics.fmean(x) for x in (self.losses[REFERENCE], self.quarter))
+        return budget_factor(float(np.mean(losses)), whole, quarter)
 
     def log_factors(self, method: str) -> np.ndarray:
         """Logarithms of the factor to base 4, seed by seed against the same seed of the oracle; the
@@ -129,7 +140,9 @@ def cells(
             }
             losses = {method: samples for method, samples in losses.items() if samples}
             quarter = _samples(results, f"{workload} {round(budget / QUARTER)}: {REFERENCE}")
-            found.append(Cell(workload, budget, losses, quarter))
+            peaks = _samples(results, f"{workload} {budget}: {DEFAULT}", PEAK)
+            by_rate = _samples(results, f"{workload} {budget}: {REFERENCE}", BY_RATE)
+            found.append(Cell(workload, budget, losses, quarter, peaks, by_rate))
     return found
 
 
@@ -182,6 +195,7 @@ def report(found: Sequence[Cell]) -> str:
     for cell in found:
         lines += [*_cell_lines(cell), ""]
     lines += [*_profile_lines(found), ""]
+    lines += [*_why_lines(found), ""]
     with suppress(MissingResultError):
         lines += [headline(found), ""]
     return "\n".join(lines)
@@ -230,6 +244,24 @@ def _profile_lines(found: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def _why_lines(found: Sequence[Cell]) -> list[str]:
+    """Where the factors of the default come from, cell by cell."""
+    lines = ["Why: the factor of the default, and that of linear decay at its rates, with no probes",
+             f"  {'':24}{'factor':>8}{'of its rates':>14}{'rates over the best':>22}"]  # fmt: skip
+    logs = []
+    for cell in found:
+        if not (cell.is_telling and cell.peaks and len(cell.peaks) == len(cell.by_rate)):
+            continue
+        pair = cell.factor(DEFAULT), cell.factor_of_peaks()
+        logs.append(np.log(pair))
+        best = ORACLE_GRID[int(np.mean(cell.by_rate, 0).argmin())]
+        over = np.sort(np.array(cell.peaks) / best)
+        lines.append(f"  {cell.name:24}{_as_factor(pair[0]):>8}{_as_factor(pair[1]):>14}"
+                     f"{f'{over[0]:.2g} to {over[-1]:.2g}':>22}")  # fmt: skip
+    means = [_as_factor(mean) for mean in np.exp(np.mean(logs, 0))] if logs else ["", ""]
+    return [*lines, f"  {'geometric mean':24}{means[0]:>8}{means[1]:>14}"]
+
+
 def _compared(found: Sequence[Cell], methods: Sequence[str]) -> list[Cell]:
     """The telling cells where these methods were run with all seeds."""
     compared = [
@@ -243,9 +275,9 @@ def _compared(found: Sequence[Cell], methods: Sequence[str]) -> list[Cell]:
     return compared
 
 
-def _samples(results: Results, label: str) -> list[float]:
+def _samples(results: Results, label: str, name: str = TEST) -> list:
     try:
-        return results.samples(label, TEST)
+        return results.samples(label, name)
     except MissingResultError:
         return []
 
