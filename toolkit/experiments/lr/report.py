@@ -246,7 +246,7 @@ def _profile_lines(found: Sequence[Cell]) -> list[str]:
 
 def _why_lines(found: Sequence[Cell]) -> list[str]:
     """Where the factors of the default come from, cell by cell."""
-    lines = ["Why: the factor of the default, and that of linear decay at its rates, with no probes",
+    lines = ["Why: the factor of the default, and of linear decay at its rates, with no probes",
              f"  {'':24}{'factor':>8}{'of its rates':>14}{'rates over the best':>22}"]  # fmt: skip
     logs = []
     for cell in found:
