@@ -159,7 +159,8 @@ def search(
             `functools.partial(ProbeThenDecay, shapes=("linear", "wsd"))`.
         optimizer: an optax transformation with learning rate 1; None for `optax.adamw(1.0)`.
         validation: params (and model_state) -> scalar loss on a few fixed batches, traceable; None
-            uses training losses. Never pass test data, because the schedule is chosen by this loss.
+            uses training losses. A run that overfits by it is ended early, and `reason` says so.
+            Never pass test data, because the schedule is chosen by this loss.
         validation_batches: number of these batches; each costs a third of a step.
         sample: (batches, step) -> batch, traceable, where `batches` are arrays.
         evaluation: how to run candidates proposed together, a key of `MODES`; or "measured", to
