@@ -7,7 +7,6 @@ decay, on the same batches; a comparison at constant rates would include the noi
 
     probes at the middle of the range and beside it
     one more beyond the best, until it lies between two others
-    probes of other shapes           -> whether one of them is surely better
     the run:  peak * (max(n, saturation) / steps)^exponent * shape
 
 A Gaussian process in place of the parabola through the best three did as well and no better.
@@ -19,12 +18,11 @@ import numpy as np
 
 from toolkit._checks import check_fields
 from toolkit.lr.fits.overfitting import overfits_since
-from toolkit.lr.fits.peak import PeakRate, curve_ends, peak_at, surely_better, tail_scores
+from toolkit.lr.fits.peak import PeakRate, curve_ends, peak_at, tail_scores
 from toolkit.lr.probes import (
     EVIDENCE,
-    PEAK,
     PLANNED,
-    SHAPE,
+    PROBING,
     ProbeController,
     best_peak,
     is_inconclusive,
@@ -56,10 +54,9 @@ class ProbeThenDecay:
         candidates: rates of the first probes, around the middle of the range.
         search_fraction: of the budget, for four probes, unless they would be shorter than twenty
             steps; further ones come on top.
-        shapes: shapes of the run; the first unless another is significantly better in probes.
+        shape: of the probes and the run, a name in `SHAPES`.
         extensions: how often the range may be extended when the best rate is at its edge.
         shortest_probe: steps; nothing is probed if the budget allows less per candidate.
-        training_steps: steps of the run; None for the rest of the budget.
         validation_batches: batches per validation loss; 0 for none.
 
     Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021).
@@ -75,28 +72,22 @@ class ProbeThenDecay:
     budget: int
     candidates: int = 3
     search_fraction: float = 0.12
-    shapes: tuple[str, ...] = ("trapezoid",)
+    shape: str = "trapezoid"
     extensions: int = 2
     shortest_probe: int = 3
-    training_steps: int | None = None
     validation_batches: int = 0
 
     def __post_init__(self):
         check_fields(self)
         low, high = self.lr_range
-        run = self.training_steps
         checks = {
             "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
             "budget": (self.budget >= 1, "at least 1"),
             "candidates": (self.candidates >= 3, "at least 3"),
             "shortest_probe": (self.shortest_probe >= 1, "at least 1"),
             "search_fraction": (0 <= self.search_fraction < 1, "in [0, 1)"),
-            "shapes": (
-                bool(self.shapes) and {*self.shapes} <= {*SHAPES},
-                f"some of {', '.join(SHAPES)}",
-            ),
+            "shape": (self.shape in SHAPES, f"one of {', '.join(SHAPES)}"),
             "extensions": (self.extensions >= 0, "0 or more"),
-            "training_steps": (run is None or 1 <= run <= self.budget, "in 1..budget"),
         }
         require(self, checks)
 
@@ -123,22 +114,21 @@ class ProbeThenDecay:
     @property
     def probe_steps(self) -> int:
         """Steps of a probe; 0 if the budget allows none."""
-        others = len(self.shapes) if len(self.shapes) > 1 else 0
-        first = max(self.candidates, EXPECTED) + others
+        first = max(self.candidates, EXPECTED)
         forward = self._forward * self.is_by_validation
         steps = max((self.search_fraction * self.budget - forward) / first, EVIDENCE)
-        most = (LARGEST_SEARCH * self.budget - forward) / (self.candidates + others)
+        most = (LARGEST_SEARCH * self.budget - forward) / self.candidates
         steps = int(min(steps, most) + 1e-9) if self.search_fraction else 0
         return steps if steps >= self.shortest_probe else 0
 
     def init(self) -> ProbeController:
         """A controller before the first step."""
         controller = ProbeController()
-        return controller if self.probe_steps else _planned(self, controller, self.shapes[0])
+        return controller if self.probe_steps else _planned(self, controller)
 
     def ask(self, controller: ProbeController) -> Request | None:
         """Probes until the run is planned; then a piece of it."""
-        if controller.stage < PLANNED:
+        if controller.stage == PROBING:
             return _probes(self, controller)
         if not len(controller.plan):
             return None
@@ -173,64 +163,43 @@ class ProbeThenDecay:
 
 
 def _probes(searcher: ProbeThenDecay, controller: ProbeController) -> Request:
-    shape, tried = searcher.shapes[0], len(controller.ends)
-    if controller.stage == SHAPE:
-        rates = np.full(len(searcher.shapes), np.exp(best_peak(controller).log_rate))
-        request = _annealed(searcher, searcher.shapes, rates, searcher.probe_steps)
-        return replace(request, validate_every=0)
-    if tried:
+    if len(controller.ends):
         rates = np.array([_beyond(searcher, best_peak(controller))])
     else:
         low, high = searcher.lr_range
         places = np.arange(searcher.candidates) - (searcher.candidates - 1) / 2
         ratio = min(RATIO, (high / low) ** (1 / (searcher.candidates - 1)))
         rates = np.sqrt(low * high) * ratio**places
-    return _annealed(searcher, (shape,) * len(rates), rates, searcher.probe_steps)
-
-
-def _annealed(
-    searcher: ProbeThenDecay, shapes: tuple[str, ...], rates: np.ndarray, steps: int
-) -> Request:
+    steps = searcher.probe_steps
     warmup = round(PROBE_WARMUP * steps) if steps > 2 else 0
-    rows = [
-        rate * shape_rates(shape, steps, warmup) for shape, rate in zip(shapes, rates, strict=True)
-    ]
-    return Request("probe", np.array(rows, np.float32), steps * searcher.is_by_validation)
+    rows = np.multiply.outer(rates, shape_rates(searcher.shape, steps, warmup))
+    return Request("probe", rows.astype(np.float32), steps * searcher.is_by_validation)
 
 
 def _after_probes(
     searcher: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
 ) -> ProbeController:
-    stage = int(controller.stage)  # which a checkpoint may return as an array
     scores, variances = tail_scores(losses)
-    shapes = searcher.shapes if stage == SHAPE else searcher.shapes[:1]
     rates, first_loss = request.rates.max(1), controller.first_loss
     low, high = searcher.lr_range
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
-    is_extension = stage == PEAK and is_beyond
     if not request.validate_every and np.isfinite(losses[0, 0]):
         first_loss = loss_at_start(controller, losses)
     table = with_rows(
         controller.table,
-        stage=stage,
+        stage=PROBING,
         steps=request.rates.shape[1],
-        shape=np.resize([SHAPES.index(shape) for shape in shapes], len(scores)),
+        shape=SHAPES.index(searcher.shape),
         rate=rates,
         forecast=scores,
         variance=variances,
     )
-    extended = controller.extended + int(is_extension)
+    extended = controller.extended + int(is_beyond)
     controller = replace(controller, table=table, first_loss=first_loss, extended=extended)
-    if stage == SHAPE:
-        return _planned(searcher, controller, searcher.shapes[surely_better(losses, 0)])
     ends = curve_ends(losses)
     ends = np.concatenate([controller.ends, ends]) if len(controller.ends) else ends
     controller = replace(controller, ends=ends)
-    if _is_to_go_on(searcher, controller):
-        return controller
-    if len(searcher.shapes) == 1:
-        return _planned(searcher, controller, searcher.shapes[0])
-    return replace(controller, stage=SHAPE)
+    return controller if _is_to_go_on(searcher, controller) else _planned(searcher, controller)
 
 
 def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
@@ -261,15 +230,13 @@ def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:
     return np.minimum(fall, plan[:steps]).astype(np.float32)
 
 
-def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
+def _planned(searcher: ProbeThenDecay, controller: ProbeController) -> ProbeController:
     """The run: the peak of the probes moved to its length, times the shape."""
     watching = int(np.ceil(searcher.is_watched * searcher._watching))
     steps = max(steps_left(searcher, controller) - watching, 1)
-    if searcher.training_steps is not None:
-        steps = min(steps, searcher.training_steps)
     rate = np.sqrt(np.prod(searcher.lr_range))  # the middle, where nothing is known
     if len(controller.ends) and not is_inconclusive(controller, best_peak(controller)):
         rate = peak_at(steps, best_peak(controller), searcher.probe_steps)
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
-    plan = (rate * shape_rates(shape, steps, warmup)).astype(np.float32)
+    plan = (rate * shape_rates(searcher.shape, steps, warmup)).astype(np.float32)
     return replace(controller, plan=plan, stage=PLANNED)

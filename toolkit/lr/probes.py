@@ -8,7 +8,7 @@ import numpy as np
 from toolkit.lr.fits.peak import PeakRate, find_peak
 from toolkit.lr.protocol import Controller
 
-PEAK, SHAPE, PLANNED = range(3)  # stages
+PROBING, PLANNED = range(2)  # stages
 EVIDENCE = 20  # steps; shorter probes see the harm of large steps, but not yet the benefit
 
 
@@ -19,8 +19,7 @@ class ProbeController(Controller):
 
     # [remaining steps] float32, the rates of the run; empty before it is planned
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    # `PEAK` or `SHAPE` while probing, `PLANNED` afterwards
-    stage: int = PEAK
+    stage: int = PROBING
     extended: int = 0  # how often the search has gone beyond its range
     first_loss: float = np.inf  # before any step; infinity until known
     # [candidates for the peak, points], the ends of their curves on the same batches
@@ -35,7 +34,7 @@ def loss_at_start(controller: ProbeController, losses: np.ndarray) -> float:
 
 def best_peak(controller: ProbeController) -> PeakRate:
     """The peak among the candidates; the lowest rate if all diverged."""
-    rates = controller.table["rate"][controller.table["stage"] == PEAK]
+    rates = controller.table["rate"]
     peak = find_peak(rates, controller.ends)
     return PeakRate(float(np.log(rates.min())), -1) if peak is None else peak
 

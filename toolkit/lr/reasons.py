@@ -7,7 +7,7 @@ import numpy as np
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.fits.overfitting import overfits_since
 from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.probes import PEAK, best_peak, is_inconclusive
+from toolkit.lr.probes import best_peak, is_inconclusive
 from toolkit.lr.protocol import Controller
 
 
@@ -37,8 +37,7 @@ def reason_of(constants: Any, controller: Controller) -> str:
 
 
 def _by_probes(controller: Any) -> str:
-    rows = controller.table["stage"] == PEAK
-    rates, steps = controller.table["rate"][rows], controller.table["steps"][rows].max()
+    rates, steps = controller.table["rate"], controller.table["steps"].max()
     peak = best_peak(controller)
     if is_inconclusive(controller, peak):
         return f"probes of {steps} steps are too short to tell: the middle of lr_range"

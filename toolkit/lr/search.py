@@ -156,7 +156,7 @@ def search(
             Adam and its variants.
         budget: total gradient evaluations, including candidates; never exceeded.
         searcher: (lr_range, budget) -> its constants, for instance `AutoLRS.paper` or
-            `functools.partial(ProbeThenDecay, shapes=("linear", "wsd"))`.
+            `functools.partial(ProbeThenDecay, shape="wsd")`.
         optimizer: an optax transformation with learning rate 1; None for `optax.adamw(1.0)`.
         validation: params (and model_state) -> scalar loss on a few fixed batches, traceable; None
             uses training losses. A run that overfits by it is ended early, and `reason` says so.

@@ -34,8 +34,7 @@ CONTESTANTS = 8  # of successive halving, and random probes
 PROBED = 0.1  # of the budget, by these
 VALIDATION_BATCHES = 8  # that a trial is judged by
 
-# As its paper counts: search takes half of the steps, and only those of training count.
-AUTOLRS_FREE = "AutoLRS, search free"
+AUTOLRS_FREE = "AutoLRS, search free"  # as its paper counts: half of the steps are search
 TEST, PEAK, SPENT = "test loss", "peak rate", "evaluations"
 BY_RATE = "test loss by rate"
 
@@ -330,7 +329,7 @@ def _or_infinity(losses: np.ndarray) -> np.ndarray:
 
 
 def _few(problem: Workload) -> Any:
-    """What a trial is judged by: the examples of VALIDATION_BATCHES batches."""
+    """What a trial is judged by."""
     count = VALIDATION_BATCHES * problem.batch_size
     return jax.tree.map(lambda leaf: leaf[:count], problem.validation)
 

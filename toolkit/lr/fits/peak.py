@@ -91,18 +91,6 @@ def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return means, variances
 
 
-def surely_better(losses: np.ndarray, base: int) -> int:
-    """The candidate of the lowest loss at the end, if it beats the base by more than two standard
-    deviations of the differences between them on the same batches; otherwise the base.
-    """
-    ends = curve_ends(losses)
-    best = int(np.argmin(ends.mean(-1)))
-    if best == base or not np.isfinite(ends[base]).all():
-        return best
-    gains = ends[base] - ends[best]
-    return best if gains.mean() > GUARD * _noise(gains) else base
-
-
 def curve_ends(losses: np.ndarray) -> np.ndarray:
     """The last points [candidates, points] of each curve, infinity if it diverged."""
     finite = np.isfinite(losses).all(-1, keepdims=True)
