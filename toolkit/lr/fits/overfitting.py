@@ -1,4 +1,11 @@
-"""Whether a run overfits: its validation loss rises while its training loss still falls."""
+"""Whether a run overfits: its validation loss rises while its training loss still falls.
+
+    rise = mean(last 4) - mean(lowest and its neighbours) > 5 noise
+
+The noise is that of a check, from the differences of successive ones. A validation loss that rises
+together with the training loss is no overfitting, and so no reason to decay early. Of runs whose
+validation loss only falls or stays, one in twenty is ended at most.
+"""
 
 import numpy as np
 
@@ -9,15 +16,7 @@ RECENT = 4  # checks that must be above the lowest, a fifth of a run
 
 def overfits_since(checks: np.ndarray) -> int | None:
     """The step of the lowest validation loss, if it has surely risen since; otherwise None.
-
-        rise = mean(last 4) - mean(lowest and its neighbours) > 5 noise
-
-    The noise is that of a check, from the differences of successive ones. A validation loss that
-    rises together with the training loss is no overfitting, and so no reason to decay early.
-    Of runs whose validation loss only falls or stays, one in twenty is ended at most.
-
-    Args:
-        checks: [checks, 3] steps, training losses, validation losses.
+    Checks are [checks, 3]: steps, training losses, validation losses.
     """
     steps, training, validation = checks.T
     if len(checks) <= RECENT or not np.isfinite(checks).all():
