@@ -1,9 +1,11 @@
 """What `implementation=None` means: the best form that a record shows, platform by platform.
 
-A form that nobody has measured is not claimed to be the best: the kernels for GPUs and TPUs
-("pallas", "cudnn", "splash") must be asked for by name until a record in data/measurements shows
-what they gain and a row here cites it. Until then our own kernels, "pallas", are experimental and
-warn so. Below some length the forms of XLA differ by little and are chosen by length
+A form that nobody has measured is not claimed to be the best: a kernel ("pallas", "cudnn",
+"splash") must be asked for by name until a record in data/measurements shows what it gains on its
+platform and a row here cites it. Until then our own kernels, "pallas", are experimental and warn
+so. A kernel has a gradient and no other derivative, and XLA cannot cut it over devices: it is
+chosen where the process has one device, and what it refuses, float32 say, runs in the form of any
+platform. Below some length the forms of XLA differ by little and are chosen by length
 (`DENSE_UP_TO`); NSA and DSA count what their two forms cost.
 """
 
@@ -61,20 +63,39 @@ BEST_KNOWN = (
 
 
 def in_best_form(
-    family: str, implementation: str | None, form: Callable[[str], Callable[..., Any]], *args: Any
+    family: str,
+    implementation: str | None,
+    form: Callable[[str], Callable[..., Any]],
+    *args: Any,
+    known: Sequence[Known] = BEST_KNOWN,
 ) -> Any:
     """form(implementation)(*args); None for the best known of the platform that runs it."""
     if implementation is not None:
         return form(implementation)(*args)
-    known = [row for row in BEST_KNOWN if row.family == family]
-    default = form(next((row.implementation for row in known if row.platform is None), "xla"))
-    rows = {row.platform: form(row.implementation) for row in known if row.platform is not None}
-    return lax.platform_dependent(*args, **rows, default=default) if rows else default(*args)
+    forms = {row.platform: form(row.implementation) for row in known if row.family == family}
+    default, here = forms[None] if None in forms else form("xla"), _platform()
+    # What this process cannot run need not be traced.
+    if here not in forms or jax.device_count() > 1 or not _takes(forms[here], args):
+        return default(*args)
+    return lax.platform_dependent(*args, **{here: forms[here]}, default=default)
+
+
+def _platform() -> str:
+    return {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+
+
+def _takes(run: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a form does not refuse these arguments."""
+    try:
+        jax.eval_shape(run, *args)
+    except (NotImplementedError, TypeError, ValueError):
+        return False
+    return True
 
 
 def warn_experimental(family: str, known: Sequence[Known] = BEST_KNOWN) -> None:
     """Warn that kernels are experimental, until a record of this platform is cited."""
-    here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    here = _platform()
     if not any(row[:3] == (family, here, "pallas") for row in known):
         warnings.warn(
             f'implementation="pallas" is experimental: no record shows what the "{family}" kernels '

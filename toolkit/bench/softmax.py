@@ -110,7 +110,8 @@ def _accelerator_case(group: int, backward: bool, name: str) -> Case:
         how = {"is_causal": True, "implementation": implementation}
         return partial(jax.nn.dot_product_attention, **how)
 
-    forms = {"toolkit": ours(None), "jax.nn, xla": stock("xla")}
+    forms = {"toolkit": ours(None), "toolkit, blockwise": ours("blockwise")}
+    forms["jax.nn, xla"] = stock("xla")
     if jax.default_backend() == "gpu":
         forms |= {"toolkit, cudnn": ours("cudnn"), "jax.nn, cudnn": stock("cudnn")}
     else:

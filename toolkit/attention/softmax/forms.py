@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit.attention._shapes import known
-from toolkit.attention.best_known import in_best_form
 from toolkit.attention.execution.cores import refuse_explicit_axes
 from toolkit.attention.execution.derivatives import differentiable
 from toolkit.attention.softmax.blockwise import attend_tiles, attend_tiles_backward
@@ -37,15 +36,7 @@ def attend_to_keys(
         return attend_chunks(options, _vary_alike(inputs), context)
     time, heads = inputs.q.shape[1:3]
     key_heads, keys = inputs.k.shape[1], inputs.k.shape[3]
-    if implementation is None and known(keys) > DENSE_UP_TO:
-
-        def form(name):
-            return lambda inputs, context: attend_to_keys(
-                inputs, context, options, name, largest_tile
-            )
-
-        return in_best_form("softmax", None, form, inputs, context)
-    if implementation in (None, "dense"):
+    if implementation == "dense" or (implementation is None and known(keys) <= DENSE_UP_TO):
         forward = partial(attend_rows, options)
         whole = even_tile(time, time), even_tile(keys, keys)
         cut = Tiling(*whole, heads // key_heads, key_heads, at_once=True)

@@ -26,7 +26,15 @@ from toolkit._annotations import Known
 from toolkit._checks import checked
 from toolkit.attention._attend import Mask, bounded, fixed_scale, packed
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds, TokenCount
+from toolkit.attention._shapes import (
+    OtherKeys,
+    OtherValues,
+    Queries,
+    SegmentIds,
+    TokenCount,
+    known,
+)
+from toolkit.attention.best_known import in_best_form
 from toolkit.attention.costs import (
     softmax_forward_bytes,
     softmax_forward_flops,
@@ -43,7 +51,7 @@ from toolkit.attention.softmax.cache import (
     lost,
     softmax_attention_step,
 )
-from toolkit.attention.softmax.forms import attend_to_keys
+from toolkit.attention.softmax.forms import DENSE_UP_TO, attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.reference import softmax_attention_reference
 from toolkit.attention.softmax.scores import (
@@ -133,7 +141,8 @@ def softmax_attention(
         implementation: "dense", "blockwise", or None for dense on short and what is known to be
             the best on long inputs (`best_known.py`). Both compute the same function. "cudnn" (of
             NVIDIA GPUs, half precision) and "splash" (of TPUs) are kernels of others, which compute
-            it for fewer arguments and refuse the rest in one line; see `stock.py`.
+            it for fewer arguments, with no derivative but the gradient, and refuse the rest in one
+            line; see `stock.py`. None takes cuDNN's on a single GPU where it computes the same.
 
     Returns:
         The output [batch, time, heads, value] in q's dtype, and the new cache (None without
@@ -185,15 +194,19 @@ def softmax_attention(
     lengths = query_seq_lengths
     arrays = inputs, sinks, seen, lengths, segment_ids, initial_state, dropout_key
     how = {"options": options, "implementation": implementation, "cores": free_cores()}
-    out, cache, residual = _attend(*arrays, **how)
+    out, cache, residual = _attend(*arrays, **how, wants_residual=return_residual)
     return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnames=("options", "implementation", "cores"))
-def _attend(*arrays, options, implementation, cores):
+@partial(jax.jit, static_argnames=("options", "implementation", "cores", "wants_residual"))
+def _attend(*arrays, options, implementation, cores, wants_residual):
     inputs, sinks, mask, query_lengths, segment_ids, initial_state, dropout_key = arrays
     time, key_time = inputs.q.shape[1], inputs.k.shape[1]
+    is_free = implementation is cores is None and known(key_time) > DENSE_UP_TO
+    if is_free and not wants_residual and not jax.tree.leaves((inputs[3:], arrays[1:])):
+        form = partial(_form, mask, options)
+        return in_best_form("softmax", None, form, *inputs[:3]), None, None
     if mask.query_start is not None:
         mask = replace(mask, query_start=bounded(mask.query_start, -FURTHEST, FURTHEST))
     if mask.key_stop is not None:
@@ -244,6 +257,21 @@ def _attend(*arrays, options, implementation, cores):
     if cache is not None and mask.window[0] is None:
         out = show_overflow(out, cache)
     return out, cache, residual
+
+
+def _form(mask, options, implementation):
+    """Attention without further arguments, as a function of q, k and v."""
+
+    def stock(q, k, v):
+        how = {"options": options, "window": mask.window}
+        check_stock(implementation, q, k, v, **how, given={})
+        return stock_attention(q, k, v, None, (None, None), name=implementation, **how)
+
+    def own(q, k, v):
+        how = {"options": options, "implementation": implementation, "cores": None}
+        return _attend(Inputs(q, k, v), None, mask, *[None] * 4, **how, wants_residual=False)[0]
+
+    return stock if implementation in STOCK else own
 
 
 def _check(q, k, query_offset, sliding_window, segment_ids, initial_state, counted) -> None:

@@ -285,7 +285,6 @@ OUTLINE = Outline(
             unit="chips",
             low=1,
             high=10_000,
-            seconds=6,
         ),
     ),
     exercises=(

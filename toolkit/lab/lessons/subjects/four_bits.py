@@ -207,7 +207,6 @@ OUTLINE = Outline(
             unit="in int8",
             low=-1000,
             high=1000,
-            seconds=1,
         ),
     ),
     exercises=(

@@ -231,7 +231,6 @@ OUTLINE = Outline(
             unit="updates",
             low=0,
             high=KILL_AT,
-            seconds=40,
         ),
         Question(
             "same_batches",

@@ -174,7 +174,6 @@ OUTLINE = Outline(
                 "sends parts[(d + 1 - s) % n] on and overwrites parts[(d - s) % n].",
             ),
             minutes=25,
-            seconds=4,
         ),
     ),
 )

@@ -295,7 +295,6 @@ OUTLINE = Outline(
             unit="times",
             low=0.1,
             high=100,
-            seconds=1,
         ),
     ),
     exercises=(
@@ -310,7 +309,6 @@ OUTLINE = Outline(
                 "dimension.",
             ),
             minutes=10,
-            seconds=3,
         ),
         Exercise(
             "feed_forward",
@@ -323,7 +321,6 @@ OUTLINE = Outline(
                 "The bias is whole on every device: add it after the sum.",
             ),
             minutes=10,
-            seconds=3,
         ),
         Exercise(
             "projections",
@@ -336,7 +333,6 @@ OUTLINE = Outline(
                 'jnp.einsum("btw,cwhs->cbths", h, stacked)',
             ),
             minutes=10,
-            seconds=10,
         ),
     ),
 )

@@ -267,7 +267,6 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=100,
-            seconds=12,
         ),
         Question(
             "cut_latent",
@@ -278,7 +277,6 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=1000,
-            seconds=21,
         ),
         Question(
             "skip_or_compress",
@@ -286,7 +284,6 @@ OUTLINE = Outline(
             "a head that reads ...",
             _skip_or_compress,
             options=(FEW, NEWEST, HEAVY),
-            seconds=1,
         ),
     ),
     exercises=(
@@ -302,7 +299,6 @@ OUTLINE = Outline(
                 "kept.sum() / w.sum()",
             ),
             minutes=10,
-            seconds=25,
         ),
         Exercise(
             "page_bound",
@@ -316,7 +312,6 @@ OUTLINE = Outline(
                 "maximum(q * largest, q * smallest).sum(axis=-1)",
             ),
             minutes=10,
-            seconds=4,
         ),
         Exercise(
             "latent_scores",
@@ -328,7 +323,6 @@ OUTLINE = Outline(
                 'einsum("rhk,hk->hr", key_up, q), and then with latents "hr,tr->ht".',
             ),
             minutes=10,
-            seconds=1,
         ),
         Exercise(
             "best_basis",
@@ -341,7 +335,6 @@ OUTLINE = Outline(
                 "numpy.linalg.eigh(C.T @ C) gives them in columns, by rising eigenvalue.",
             ),
             minutes=10,
-            seconds=2,
         ),
     ),
 )

@@ -251,7 +251,6 @@ OUTLINE = Outline(
             unit="times",
             low=1,
             high=4,
-            seconds=3,
         ),
         Question(
             "even_drops",
@@ -262,7 +261,6 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=100,
-            seconds=3,
         ),
         Question(
             "pairs_moved",
@@ -290,7 +288,6 @@ OUTLINE = Outline(
                 "take_along_axis(scores, experts, 1), and return experts, 2.5 * w / w.sum(1).",
             ),
             minutes=15,
-            seconds=5,
         ),
         Exercise(
             "kept",

@@ -75,7 +75,6 @@ OUTLINE = Outline(
             unit="per second",
             low=1,
             high=1000,
-            seconds=12,
         ),
     ),
     exercises=(

@@ -158,6 +158,5 @@ EXERCISES = (
             "keepdims=True)",
         ),
         minutes=15,
-        seconds=8,
     ),
 )
