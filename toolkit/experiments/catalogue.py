@@ -11,7 +11,6 @@ EXPERIMENTS: dict[str, str] = {
     "swaps": "products of swaps in S3: one reflection per token, looped or not",
     "s3": "running products that do not commute: does looping help to track them",
     "mqar": "many keys to look up: a fixed state, a window, a hybrid",
-    "recall": "a memory behind swapped pointers: hybrid against window",
     "convert": "a softmax teacher becomes a hybrid: what is kept, and which layers",
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
     "latent": "a small DeepSeek cut over devices: what slices of its latents cost, and aligning",
@@ -19,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "gradients": "gradients in fewer bytes: feedback, local steps, sparse rows, greedy choices",
     "serving": "policies of serving: each system's claim on drawn requests, simulated",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
+    "probes": "what twenty steps tell of a learning rate, and whether to keep them",
     "transfer": "the rate of a small model on a large one: muP, decay, hypersphere, search",
 }
 """Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""

@@ -1,4 +1,4 @@
-"""Workloads for the comparison of learning rates: five small problems without downloads.
+"""Workloads for the comparison of learning rates: six small problems without downloads.
 
 A workload is pure functions and arrays: parameters from a key, a batch from a step and a seed. Its
 three splits are disjoint; the test split is only for the report.
@@ -150,6 +150,38 @@ def _tabular() -> Workload:
     )  # fmt: skip
 
 
+def _adding() -> Workload:
+    """A recurrent net adds two marked numbers of sixteen."""
+    length, width = 16, 32
+
+    def law(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers, marks = random.uniform(-1, 1, (count, length)), np.zeros((count, length))
+        for half in (0, length // 2):
+            marks[np.arange(count), half + random.integers(length // 2, size=count)] = 1
+        return np.stack([numbers, marks], -1), (numbers * marks).sum(1)
+
+    def init(key: Array) -> dict[str, Any]:
+        first, second = jax.random.split(key)
+        return {"new": dense(first, (2 + width, width))[0], "head": dense(second, (width, 1))[0]}
+
+    def loss(params: dict[str, Any], batch: tuple[Array, Array]) -> Array:
+        def step(state: Array, seen: Array) -> tuple[Array, None]:
+            return jnp.tanh(affine(params["new"], jnp.concatenate([seen, state], -1))), None
+
+        start = jnp.zeros((len(batch[0]), width))
+        state = jax.lax.scan(step, start, batch[0].swapaxes(0, 1))[0]
+        return 0.5 * jnp.mean((affine(params["head"], state)[:, 0] - batch[1]) ** 2)
+
+    splits = {
+        name: as_arrays(law(np.random.default_rng([5, seed]), rows), jnp.float32)
+        for seed, (name, rows) in enumerate(ROWS.items())
+    }
+    return Workload(
+        "", "Elman net, adding", 32, init, loss, splits["training"],
+        functools.partial(draw_rows, batch_size=32), splits["validation"], splits["test"],
+    )  # fmt: skip
+
+
 def _friedman(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Ten columns uniform in 0..1, five of which matter; answers of mean 0 and deviation 1.
 
@@ -167,5 +199,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "char-lm": _char_lm,
     "digits-cnn": _digits_cnn,
     "looped": _looped,
+    "adding": _adding,
 }
 """Name -> how to make it."""
