@@ -83,14 +83,27 @@ function input(control, moved) {
 }
 
 /** The player of toolkit/lab/kit/player.js without a kernel: its element, and what shows a scene. */
-function player() {
-  const box = element("div"), values = { selected: -1, movable: false }, told = {};
+function player({ timed, size, lane_control: lane, time_control: step }) {
+  const box = element("div"), values = { selected: -1, movable: false, timed, size }, told = {};
   box.append(element("style", { textContent: globalThis.toolkitPlayer.style }));
   const model = {
-    get: name => values[name], set: (name, value) => { values[name] = value; },
+    get: name => values[name],
+    set: (name, value) => {
+      values[name] = value;
+      // As in a notebook: the bar that is chosen, and where time rests, say what is shown below.
+      const control = { selected: lane, time: step }[name];
+      const box = control && value > 0 - (name === "selected") &&
+        model.el.closest(".replay").querySelector(`.box-${control}`);
+      if (!box) return;
+      box.value = name === "selected" ? values.scene.bars.lane[value]
+        : Math.min(Math.floor(value) + 1, Math.round(values.scene.end));
+      box.dispatchEvent(new Event("change"));
+    },
     on: (event, act) => { told[event] = act; }, save_changes() {}, send() {},
   };
+  model.el = box;
   return [box, scene => {
+    if (scene === values.scene) return;
     Object.assign(values, { scene, time: -1 });
     if (told["change:scene"]) told["change:scene"]();
     else globalThis.toolkitPlayer.render({ model, el: box });
@@ -117,7 +130,7 @@ export function replay(place, recording, start = {}) {
     if (place >= 0) control.start = place;
   }
   const places = recording.controls.map(control => control.start);
-  const [playing, play] = recording.scenes?.length ? player() : [""];
+  const [playing, play] = recording.scenes?.length ? player(recording) : [""];
   let background = -1;
   let shown;
 

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("anywidget")
 
 from toolkit.lab.kit.player import Player
-from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene, still
+from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
+from toolkit.lab.kit.still import still
 
 SCENE = Scene(
     end=3.0, words="One message.", nodes=(Node("0", 0, 0.5), Node("1", 1, 0.5)), edges=((0, 1),),

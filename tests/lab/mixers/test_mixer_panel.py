@@ -1,7 +1,5 @@
 """The two panels on mixers, driven from Python and by their sliders."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from tiers import by_night
@@ -34,8 +32,7 @@ def test_every_mixer_of_the_table_can_be_shown(name: str) -> None:
 def test_equal_mixers_are_drawn_alike_on_equal_axes() -> None:
     plots = MixerPanel(left="gdn", right="gdn")._plots
     left, right = plots[:3], plots[3:]
-    for one, other in zip(left[0].lines, right[0].lines, strict=True):
-        np.testing.assert_array_equal(one.get_ydata(), other.get_ydata())
+    np.testing.assert_array_equal(left[0].dots.get_ydata(), right[0].dots.get_ydata())
     for one, other in zip(left, right, strict=True):
         assert one.axes.get_ylim() == other.axes.get_ylim()
         assert one.axes.get_xlim() == other.axes.get_xlim()
@@ -61,13 +58,15 @@ def test_dots_mark_the_same_word_up_to_the_token() -> None:
     np.testing.assert_allclose(plot.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
 
 
-def test_a_state_that_outgrows_the_axes_stretches_both() -> None:
-    panel = MixerPanel(left="linear", right="gdn")
-    norms = 1000 * panel.view.left.state_norm
-    grown = dataclasses.replace(panel.view.left, state_norm=norms)
-    for plot in (panel._plots[0], panel._plots[3]):
-        plot.show(dataclasses.replace(panel.view, left=grown))
-        assert plot.axes.get_ylim()[1] >= norms.max()
+def test_the_token_is_where_the_player_rests() -> None:
+    panel = MixerPanel(text="the cat saw the dog", token=2)
+    panel.player.time = 3.2
+    assert panel.token == 4
+    panel.player.time = 5.0  # the end is the last token
+    assert panel.token == 5
+    words = panel.player.scene["grids"][1]
+    assert words["labels"][:5] == ["the", "cat", "saw", "the", "dog"]
+    assert [value > 100 for value in words["values"][1][:5]] == [False] * 2 + [True] * 3
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -114,6 +114,23 @@ def test_the_write_slider_shuts_and_opens_the_gate() -> None:
     assert "nothing reaches the output" in view.sentence()
 
 
+def test_a_delta_rule_erases_what_its_key_returned_and_returns_what_it_wrote() -> None:
+    _, _, arrays = inputs("delta", write_strength=2.0)
+    k, v = (arrays[name][0, : len(WORDS)] for name in "kv")
+    memory = view_of("delta", write_strength=2.0).left
+    strength = arrays["beta"][0, : len(WORDS), :, None, None]
+    before = np.concatenate([0 * memory.states[:1], memory.states[1:-1:2]])
+    returned = np.einsum("thk,thkv->thv", k, before)
+    erased = before - strength * k[..., None] * returned[:, :, None]
+    np.testing.assert_allclose(memory.states[::2], erased, atol=FLOAT32_TOLERANCE)
+    written = erased + strength * k[..., None] * v[:, :, None]
+    np.testing.assert_allclose(memory.states[1::2], written, atol=FLOAT32_TOLERANCE)
+    exact = view_of("delta", write_strength=1.0, decay_strength=0.0).left
+    for token in range(len(WORDS)):
+        assert exact.returned[token, token, 0] > 0.5
+    assert not view_of("retention").left.returned[3, 4:].any()
+
+
 def test_share_and_distance_agree_with_the_reach() -> None:
     memory = view_of("gdn").left
     for token in range(len(WORDS)):

@@ -166,6 +166,8 @@ _WIDE = 0.44
 class ArrivedPlot(Plot):
     """The share in place over time, of both."""
 
+    is_timed = True
+
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="In place, over time", ylabel="share", ylim=(-0.03, 1.03))
         axes.set_xlabel("ms")

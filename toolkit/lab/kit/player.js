@@ -1,11 +1,13 @@
-// Plays a scene: messages travel between nodes, and bars fill lanes, as time runs.
+// Plays a scene: messages travel between nodes, bars fill lanes and cells change, as time runs.
 // Model: scene, as `Scene.as_json` of scene.py writes it; time, where it stands while at rest;
 // selected: number of a bar, or -1; movable: whether bars can be dragged to another place of their
-// lane, which sends {bar, place}. It needs no kernel: a model of get, set, save_changes, on and
-// send suffices.
+// lane, which sends {bar, place}; timed: where the picture that follows on the page has plots over
+// the scene's time, and `size`, its pixels. It needs no kernel: a model of get, set, save_changes,
+// on and send suffices.
 const FONT = "12px system-ui, sans-serif", SMALL = "10px system-ui, sans-serif";
 const LEFT = 84, RIGHT = 14, AXIS = 22, GAP = 10, SECONDS = 12, STEP_MS = 700;
 const INK = "#1f2933", FAINT = "#8a949e", ACCENT = "#b3245b";
+const MORE = "#24679f", LESS = "#b8501c", SVG = "http://www.w3.org/2000/svg";
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
@@ -47,16 +49,19 @@ function render({ model, el }) {
   for (const one of SPEEDS) make("option", { value: one }, speed, `${one} x`);
   speed.value = 1;
   const words = make("div", { class: "scene-words", "aria-live": "polite" }, root);
+  const over = make("div", { class: "scene-over" }, el);
   const keys = make("details", { class: "scene-keys" }, root);
   make("summary", {}, keys, "Keys");
   make("span", {}, keys, "On the picture: Space plays and stops, ← → step from event to event, " +
     "Home and End go to the ends, Shift with an arrow chooses a task, Alt with ← → moves it.");
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 
-  let scene, time = 0, isPlaying = false, before = 0, frame = 0, dragged = null, hovered = -1;
-  let width = 0, space = 0, rowHeight = 0, height = 0, events = [], inLane = [], lit, faint;
+  let scene, time = 0, isPlaying = false, before = 0, frame = 0, dragged = null, hovered = -1,
+    hoveredNode = -1, inCell = "";
+  let width = 0, space = 0, rowHeight = 0, height = 0, events = [], inLane = [], lit, faint, clocks = [];
 
   const lanes = () => scene.lanes.length;
+  const isNew = () => model.get("time") < 0; // nobody has played it
   const toX = (at) => LEFT + (at / scene.end) * (width - LEFT - RIGHT);
   const toTime = (x) => ((x - LEFT) / (width - LEFT - RIGHT)) * scene.end;
   const top = (lane) => space + lane * rowHeight;
@@ -64,6 +69,15 @@ function render({ model, el }) {
   const place = (node) => {
     const { x, y } = scene.nodes[node], inset = 38;
     return [inset + x * (width - 2 * inset), inset + y * (space - 2 * inset - GAP)];
+  };
+  const drawn = () => scene.nodes.length || scene.grids.length;
+  // Left, top, and the size of a cell: a heading stands above, names of rows on the left.
+  const cells = ({ x, y, wide, high, rows, columns }) => {
+    const beside = rows.some(Boolean) ? 56 : 0, above = 18 + (columns.some(Boolean) ? 14 : 0);
+    const key = scene.messages.start.length ? 18 : 2, room = space - key - 6;
+    const [left, from] = [8 + x * (width - 16) + beside, key + y * room + above];
+    return [left, from, (wide * (width - 16) - beside) / columns.length,
+      (high * room - above) / rows.length];
   };
   const radius = () => clamp(0.3 * Math.min(
     scene.levels.length ? 60 : 50, (width - 68) / Math.sqrt(scene.nodes.length)), 4, 17);
@@ -75,18 +89,39 @@ function render({ model, el }) {
     inLane = scene.lanes.map(() => []);
     bars.lane.forEach((lane, bar) => inLane[lane].push(bar));
     for (const mine of inLane) mine.sort((a, b) => bars.start[a] - bars.start[b]);
-    events = [...new Set([0, scene.end, ...bars.start, ...messages.start, ...messages.end])];
+    events = [...new Set([0, scene.end, ...bars.start, ...messages.start, ...messages.end,
+      ...scene.grids.flatMap((grid) => grid.times), ...scene.notes.map(([at]) => at)])];
     events.sort((a, b) => a - b);
     scrub.max = scene.end;
-    time = clamp(model.get("time") < 0 ? scene.end : model.get("time"), 0, scene.end);
+    time = clamp(isNew() ? scene.moment : model.get("time"), 0, scene.end);
     canvas.setAttribute("aria-label", scene.words);
     root.setAttribute("aria-label", scene.words);
+    hovered = hoveredNode = -1;
+    cover();
     lay();
+  }
+
+  // The clock goes on through the plots of the picture that follows.
+  function cover() {
+    const [wide, high] = model.get("size") ?? [], boxes = model.get("timed") ?? [];
+    over.replaceChildren();
+    clocks = [];
+    if (!wide || !boxes.length) return;
+    const svg = over.appendChild(document.createElementNS(SVG, "svg"));
+    svg.setAttribute("viewBox", `0 0 ${wide} ${high}`);
+    svg.style.maxWidth = `${wide}px`;
+    svg.style.height = `${high}px`;
+    clocks = boxes.map(([left, right, from, to]) => {
+      const line = svg.appendChild(document.createElementNS(SVG, "line"));
+      line.setAttribute("y1", from);
+      line.setAttribute("y2", to);
+      return [line, left, right];
+    });
   }
 
   function lay() {
     width = Math.max(320, root.clientWidth || 860);
-    space = scene.nodes.length ? Math.round(clamp(scene.tall * width, 86, 460)) : 4;
+    space = drawn() ? Math.round(clamp(scene.tall * Math.max(width, 620), 86, 460)) : 4;
     rowHeight = lanes() ? clamp(Math.floor(360 / lanes()), 5, 26) : 0;
     height = space + lanes() * rowHeight + (lanes() ? AXIS : 0);
     const dense = window.devicePixelRatio || 1;
@@ -124,8 +159,16 @@ function render({ model, el }) {
     pen.clearRect(0, 0, width, height);
     pen.textBaseline = "middle";
     if (lanes()) drawLanes(pen, ink);
+    for (const grid of scene.grids) drawGrid(pen, ink, grid);
     if (scene.nodes.length) drawSpace(pen, ink);
     drawLegend(pen, ink);
+    for (const [line, left, right] of clocks) {
+      const x = left + (time / scene.end) * (right - left);
+      line.setAttribute("x1", x);
+      line.setAttribute("x2", x);
+    }
+    const note = describe();
+    if (words.textContent !== note) words.textContent = note;
     scrub.value = time;
     scrub.setAttribute("aria-valuetext", `${short(time)} of ${short(scene.end)} ${scene.unit}`);
     clock.textContent = `${short(time)} / ${short(scene.end)} ${scene.unit}`;
@@ -133,7 +176,7 @@ function render({ model, el }) {
 
   function drawLegend(pen, ink) {
     let x = scene.nodes.length ? 6 : LEFT;
-    if (!scene.nodes.length) return;
+    if (!scene.nodes.length || !scene.messages.start.length) return;
     pen.font = FONT;
     pen.textAlign = "left";
     for (const kind of scene.kinds) {
@@ -159,8 +202,10 @@ function render({ model, el }) {
     pen.textAlign = "right";
     const every = Math.ceil(12 / rowHeight);
     scene.lanes.forEach((name, lane) => {
+      pen.fillStyle = lane === theNode() ? ACCENT : ink;
       if (lane % every === 0) pen.fillText(name, LEFT - 8, top(lane) + rowHeight / 2);
     });
+    pen.fillStyle = ink;
     pen.font = SMALL;
     pen.textAlign = "center";
     for (let part = 0; part <= 4; part++) {
@@ -168,6 +213,10 @@ function render({ model, el }) {
       pen.fillText(short(at), clamp(toX(at), LEFT, width - 22), bottom + 9);
     }
     if (scene.lanes.length === scene.nodes.length) drawCrossings(pen);
+    const pointed = hovered >= 0 ? hovered : model.get("selected"), { label } = scene.bars;
+    // What has the same label, such as one microbatch on every stage, is one journey.
+    if (pointed >= 0 && label[pointed])
+      label.forEach((other, bar) => other === label[pointed] && outline(pen, bar, ink, 1.2));
     outline(pen, model.get("selected"), ACCENT);
     outline(pen, hovered, ink);
     if (dragged?.moved) drawDragged(pen);
@@ -198,11 +247,11 @@ function render({ model, el }) {
           (time - start[message]) / (end[message] - start[message]), message);
   }
 
-  function outline(pen, bar, ink) {
+  function outline(pen, bar, ink, line = 2) {
     const { bars } = scene;
     if (!(bar in bars.lane)) return;
     pen.strokeStyle = ink;
-    pen.lineWidth = 2;
+    pen.lineWidth = line;
     const left = toX(bars.start[bar]);
     pen.strokeRect(left, top(bars.lane[bar]) + 1, toX(bars.end[bar]) - left, rowHeight - 2);
   }
@@ -249,8 +298,8 @@ function render({ model, el }) {
         const side = lanes() ? 5 : 2 * size;
         pen.fillRect(x + size - side, y + size - 2 * size * part, side, 2 * size * part);
       }
-      pen.strokeStyle = ink;
-      pen.lineWidth = 1.2;
+      pen.strokeStyle = index === theNode() ? ACCENT : ink;
+      pen.lineWidth = index === theNode() ? 3 : 1.2;
       pen.strokeRect(x - size, y - size, 2 * size, 2 * size);
       pen.textAlign = "center";
       if (isBusy && size > 9) {
@@ -264,6 +313,8 @@ function render({ model, el }) {
       const [x, y] = place(source), [right, down] = place(target);
       const far = Math.hypot(right - x, down - y) || 1, side = Math.min(5, size / 2);
       // Beside the edge, on the right of its way: two directions do not meet.
+      const isFar = theNode() >= 0 && source !== theNode() && target !== theNode();
+      pen.globalAlpha = isFar ? 0.25 : 1; // the others step back from the messages of one node
       const at = [x + share * (right - x) - (side * (down - y)) / far,
         y + share * (down - y) + (side * (right - x)) / far];
       pen.beginPath();
@@ -274,11 +325,71 @@ function render({ model, el }) {
       pen.lineWidth = 1.5;
       pen.stroke();
       const label = scene.messages.label[message];
-      if (!label || nodes.length > 24) return;
       pen.fillStyle = ink;
       pen.textAlign = "center";
-      pen.fillText(label, at[0], at[1] - 12);
+      if (label && nodes.length <= 24) pen.fillText(label, at[0], at[1] - 12);
+      pen.globalAlpha = 1;
     });
+  }
+
+  // A cell with words of its own is coloured; others have a square as large as the value: filled
+  // above zero, hollow below. What is gone is crossed out; above 100 stands what is still to come.
+  function drawGrid(pen, ink, grid) {
+    const [left, from, wide, high] = cells(grid), { rows, columns, labels } = grid;
+    const moment = lastBefore(grid.times, time), values = grid.values[moment] ?? [];
+    pen.fillStyle = ink;
+    pen.textAlign = "left";
+    pen.font = `600 ${FONT}`;
+    let name = grid.name;
+    while (name.includes(" ") && pen.measureText(name).width > wide * columns.length)
+      name = name.slice(0, name.lastIndexOf(" "));
+    pen.fillText(name, left,
+      from - (columns.some(Boolean) ? 24 : 9));
+    pen.font = SMALL;
+    pen.textAlign = "right";
+    rows.forEach((name, row) => high > 7 && pen.fillText(name, left - 5, from + (row + 0.5) * high));
+    pen.textAlign = "center";
+    columns.forEach((name, column) =>
+      pen.fillText(fitting(pen, name, wide + 4), left + (column + 0.5) * wide, from - 7));
+    pen.strokeStyle = FAINT;
+    pen.lineWidth = 0.5;
+    pen.strokeRect(left, from, wide * columns.length, high * rows.length);
+    rows.forEach((_, row) => columns.forEach((_, column) => {
+      const at = row * columns.length + column, value = values[at], label = labels[at] ?? "";
+      const [x, y] = [left + column * wide, from + row * high];
+      const [middle, centre] = [x + wide / 2, y + high / 2];
+      if (value === undefined || (value > 100 && !label)) return;
+      if (value === null) {
+        pen.strokeStyle = FAINT;
+        pen.lineWidth = 1;
+        pen.beginPath();
+        pen.moveTo(x + 2, centre);
+        pen.lineTo(x + wide - 2, centre);
+        pen.stroke();
+        pen.fillStyle = FAINT;
+      } else if (value > 100) pen.fillStyle = FAINT;
+      else if (labels.length) {
+        const share = Math.abs(value) / 100;
+        pen.globalAlpha = 0.08 + 0.92 * share;
+        pen.fillStyle = value < 0 ? LESS : MORE;
+        pen.fillRect(x + 1, y + 1, wide - 2, high - 2);
+        pen.globalAlpha = 1;
+        pen.fillStyle = share > 0.7 ? "white" : ink;
+      } else if (value) {
+        const side = Math.max(1.5, Math.sqrt(Math.abs(value) / 100) * (Math.min(wide, high) - 2));
+        [pen.fillStyle, pen.strokeStyle, pen.lineWidth] = [MORE, LESS, 1.5];
+        const box = [middle - side / 2, centre - side / 2, side, side];
+        if (value > 0) pen.fillRect(...box); else pen.strokeRect(...box);
+      }
+      if (label) pen.fillText(fitting(pen, label, wide - 3), middle, centre);
+    }));
+  }
+
+  // The node that is pointed at, itself or by what its lane does.
+  function theNode() {
+    if (hoveredNode >= 0) return hoveredNode;
+    const bar = hovered >= 0 ? hovered : model.get("selected");
+    return scene.lanes.length && bar in scene.bars.lane ? scene.bars.lane[bar] : -1;
   }
 
   function run(now) {
@@ -296,7 +407,7 @@ function render({ model, el }) {
   }
 
   function play() {
-    if (time >= scene.end) time = 0;
+    if (time >= scene.end || isNew()) time = 0;
     isPlaying = true;
     playing.textContent = "Stop";
     before = performance.now();
@@ -328,9 +439,16 @@ function render({ model, el }) {
     goTo(events[clamp(by > 0 ? at + 1 : isOn ? at - 1 : at, 0, events.length - 1)]);
   }
 
-  function describe(bar) {
-    const { bars } = scene;
-    if (!(bar in bars.lane)) return "";
+  // Of what is pointed at or selected, or what happens now.
+  function describe() {
+    const { bars, notes, levels, nodes } = scene;
+    if (inCell) return inCell;
+    if (hoveredNode >= 0) {
+      const [times, values] = levels[hoveredNode] ?? [[], []], full = values[lastBefore(times, time)];
+      return `${nodes[hoveredNode].name}` + (full === undefined ? "" : `: ${short(100 * full)} % full`);
+    }
+    const bar = dragged ? dragged.bar : hovered >= 0 ? hovered : model.get("selected");
+    if (!(bar in bars.lane)) return notes[lastBefore(notes.map(([at]) => at), time)]?.[1] ?? "";
     return `${bars.label[bar]}: ${short(bars.start[bar])} to ${short(bars.end[bar])} ` +
       `${scene.unit} on ${scene.lanes[bars.lane[bar]]}`;
   }
@@ -338,7 +456,6 @@ function render({ model, el }) {
   function select(bar) {
     model.set("selected", bar);
     model.save_changes();
-    words.textContent = describe(bar);
     draw();
   }
 
@@ -361,10 +478,29 @@ function render({ model, el }) {
   function at(event) {
     const box = canvas.getBoundingClientRect();
     const x = event.clientX - box.left, lane = Math.floor((event.clientY - box.top - space) / rowHeight);
-    if (!(lane in inLane)) return { x, bar: -1 };
+    if (!(lane in inLane)) return { x, bar: -1, y: event.clientY - box.top };
     const { bars } = scene, found = toTime(x);
     const bar = inLane[lane].find((one) => bars.start[one] <= found && found < bars.end[one]);
     return { x, lane, bar: bar ?? -1 };
+  }
+
+  // What the mouse is on above the lanes: a node's number, and a cell in words.
+  function above({ x, y }) {
+    const node = y === undefined ? -1 : scene.nodes.findIndex((_, one) => {
+      const [right, down] = place(one);
+      return Math.max(Math.abs(x - right), Math.abs(y - down)) <= radius() + 2;
+    });
+    for (const grid of y === undefined ? [] : scene.grids) {
+      const [left, from, wide, high] = cells(grid);
+      const column = Math.floor((x - left) / wide), row = Math.floor((y - from) / high);
+      if (!(column in grid.columns && row in grid.rows)) continue;
+      const at = row * grid.columns.length + column, name = grid.labels[at] ?? "";
+      const value = grid.values[lastBefore(grid.times, time)]?.[at];
+      const where = [grid.rows[row], grid.columns[column], name].filter(Boolean).join(", ");
+      return [node, `${grid.name}: ${where || `${row + 1}, ${column + 1}`}: ` +
+        `${value === undefined || value > 100 ? "not yet" : value === null ? "gone" : `${value} %`}`];
+    }
+    return [node, ""];
   }
 
   canvas.addEventListener("pointerdown", (event) => {
@@ -375,13 +511,12 @@ function render({ model, el }) {
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    const { x, bar } = at(event);
+    const found = at(event), { x, bar } = found, [node, cell] = above(found);
     if (dragged && model.get("movable")) {
       dragged.x = x;
       dragged.moved ||= Math.abs(x - dragged.from) > 4;
-    } else if (bar === hovered) return;
-    hovered = bar;
-    words.textContent = describe(dragged ? dragged.bar : bar < 0 ? model.get("selected") : bar);
+    } else if (bar === hovered && node === hoveredNode && cell === inCell) return;
+    [hovered, hoveredNode, inCell] = [bar, node, cell];
     if (!isPlaying) draw();
   });
   const release = () => {
@@ -396,7 +531,10 @@ function render({ model, el }) {
   };
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", () => { dragged = null; draw(); });
-  canvas.addEventListener("pointerleave", () => { hovered = -1; if (!isPlaying) draw(); });
+  canvas.addEventListener("pointerleave", () => {
+    [hovered, hoveredNode, inCell] = [-1, -1, ""];
+    if (!isPlaying) draw();
+  });
   canvas.addEventListener("keydown", (event) => {
     const sign = { ArrowRight: 1, ArrowLeft: -1 }[event.key] ?? 0;
     const down = { ArrowDown: 1, ArrowUp: -1 }[event.key] ?? 0;
@@ -422,11 +560,12 @@ function render({ model, el }) {
   });
   resized.observe(root);
   const retime = () => { if (!isPlaying && scene?.end) {
-    time = clamp(model.get("time") < 0 ? scene.end : model.get("time"), 0, scene.end);
+    time = clamp(isNew() ? scene.moment : model.get("time"), 0, scene.end);
     draw();
   } };
-  const reselect = () => { words.textContent = describe(model.get("selected")); draw(); };
+  const reselect = () => draw();
   model.on("change:scene", take);
+  model.on("change:timed", cover);
   model.on("change:time", retime);
   model.on("change:selected", reselect);
   take();
@@ -434,6 +573,7 @@ function render({ model, el }) {
     cancelAnimationFrame(frame);
     resized.disconnect();
     model.off?.("change:scene", take);
+    model.off?.("change:timed", cover);
     model.off?.("change:time", retime);
     model.off?.("change:selected", reselect);
   };

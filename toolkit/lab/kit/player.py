@@ -8,6 +8,7 @@ class RingPanel(PlayedPanel):      # or with controls: a panel that also says it
 
 import base64
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import anywidget
 import traitlets
 from PIL import Image
 
-from toolkit.figures import Picture
+from toolkit.figures import Picture, save_figure
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.scene import Scene, still
+from toolkit.lab.kit.scene import Scene
+from toolkit.lab.kit.still import still
 
-AT_THE_END = -1.0
+NOT_PLAYED = -1.0
 
 
 class Player(anywidget.AnyWidget):
@@ -31,17 +33,21 @@ class Player(anywidget.AnyWidget):
 
     Attributes:
         scene: as `Scene.as_json` has it; `show` sets it.
-        time: where it stands; -1 is the end.
+        time: where it stands; -1: it was not played, and shows the scene's `moment`.
         selected: number of the selected bar, or -1.
         movable: whether bars can be dragged to another place of their lane.
+        timed, size: plots over the scene's time (left, right, top, bottom) in the picture that
+            follows on the page, and that picture's size, in pixels: its clock goes through them.
     """
 
     _esm = Path(__file__).with_name("player.js")
     _css = Path(__file__).with_name("player.css")
     scene = traitlets.Dict().tag(sync=True)
-    time = traitlets.Float(AT_THE_END).tag(sync=True)
+    time = traitlets.Float(NOT_PLAYED).tag(sync=True)
     selected = traitlets.Int(-1).tag(sync=True)
     movable = traitlets.Bool(False).tag(sync=True)
+    timed = traitlets.List().tag(sync=True)
+    size = traitlets.List().tag(sync=True)
 
     def __init__(self, scene: Scene | None = None, **values: Any) -> None:
         super().__init__(**values)
@@ -55,7 +61,7 @@ class Player(anywidget.AnyWidget):
         if it has the same bars."""
         self._scene, shown, before = scene, scene.as_json(), self.scene
         if before.get("end") != scene.end:
-            self.time = AT_THE_END
+            self.time = NOT_PLAYED
         if before.get("bars", {}).get("label") != shown["bars"]["label"]:
             self.selected = -1
         self.scene = shown
@@ -79,9 +85,17 @@ class Player(anywidget.AnyWidget):
 class PlayedPanel(Panel):
     """A panel with a player between its controls and its picture.
 
+    The player's clock goes through the plots that are timed, and a selected bar sets the control
+    that counts lanes.
+
     Attributes:
         player: plays the scene of the view.
+        lane_control: name of the control whose value is the number of a lane, if any.
+        time_control: name of the control that counts steps of time from 1, if any.
     """
+
+    lane_control = ""
+    time_control = ""
 
     @property
     def player(self) -> Player:
@@ -94,10 +108,40 @@ class PlayedPanel(Panel):
     def widgets_above(self) -> list[Player]:
         player = Player(layout={"max_width": f"{self.pixels[0]}px"})
         player.add_class("panel-player")
+        player.timed, player.size = self.timed(), self.pixels
+        player.observe(self._selected, names="selected")
+        player.observe(self._rested, names="time")
         return [player]
+
+    def timed(self) -> list[list[float]]:
+        """Left, right, top and bottom of the plots over the scene's time, in pixels."""
+        wide, high = self.pixels
+        boxes = [plot.axes.get_position() for plot in self._plots if plot.is_timed]
+        return [
+            [round(x, 1) for x in (wide * b.x0, wide * b.x1, high * (1 - b.y1), high * (1 - b.y0))]
+            for b in boxes
+        ]
+
+    def _selected(self, change: Any) -> None:
+        if self.lane_control and change["new"] >= 0:
+            lane = self.player.scene["bars"]["lane"][change["new"]]
+            if lane != self.state[self.lane_control]:
+                self.attempt(self.change, **{self.lane_control: lane})
 
     def adjust(self, view: Any) -> None:
         self.player.show(self.scene(view))
+
+    def _rested(self, change: Any) -> None:
+        if self.time_control and change["new"] > 0:
+            step = min(int(change["new"]) + 1, round(self.player.scene["end"]))
+            if step != self.state[self.time_control]:
+                self.attempt(self.change, **{self.time_control: step})
+
+    def save(self, path: str | os.PathLike, columns: int = 2) -> Path:
+        """As of every panel; the scene is a second file, `NAME-scene` with the same ending."""
+        path = Path(path)
+        save_figure(still(self.scene(self.view)), path.with_stem(f"{path.stem}-scene"), columns)
+        return super().save(path, columns)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         data, metadata = super()._repr_mimebundle_(**kwargs)

@@ -20,8 +20,11 @@ from toolkit.figures import ACCENT
 class Plot:
     """Axes with their moving artists; artists made first are drawn lowest.
 
-    `settings` are those of `Axes.set`; `grid` names the axes whose ticks have lines.
+    `settings` are those of `Axes.set`; `grid` names the axes whose ticks have lines. One that
+    `is_timed` has the time of its panel's scene along x, from the left end to the right.
     """
+
+    is_timed = False
 
     def __init__(self, axes: Axes, *, grid: str = "xy", **settings: Any) -> None:
         self.axes = axes

@@ -1,4 +1,4 @@
-"""Messages and time as data: what a player plays, and what a still picture shows.
+"""Messages, cells and time as data: what a player plays, and what a still picture shows.
 
 scene = Scene(
     end=3.0, words="A message from 0 to 1.",
@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
+from jaxtyping import Float
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from toolkit.figures import ACCENT, FAINT, INK, new_figure, style
-
+LATER = 999  # the number of what is still to come, in JSON
 Steps = tuple[Sequence[float], Sequence[float]]
 """Times in their order, and the value from each of them on."""
 
@@ -84,11 +80,40 @@ class Kind(NamedTuple):
         return float(np.dot(to_rgb(self.colour), (0.3, 0.59, 0.11))) < 0.5
 
 
+class Grid(NamedTuple):
+    """Cells that change with time: a matrix, the tokens of a cache, the chunks of devices.
+
+    Attributes:
+        name: its heading.
+        box: left, top, width and height in the upper picture, shares of it, names included.
+        rows, columns: names of them; empty ones are not written.
+        times: when the values change, in order.
+        values: from -1 to 1, from each time on; NaN: what is gone; inf: what is still to come.
+        labels: words of the cells, row by row; without any, a cell shows the size of its value.
+    """
+
+    name: str
+    box: tuple[float, float, float, float]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    times: Sequence[float]
+    values: Float[np.ndarray, "moments rows columns"]
+    labels: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Values in whole hundredths, which keeps pages small."""
+        hundredths = np.minimum(np.round(100 * self.values), LATER).reshape(len(self.times), -1)
+        values = [[None if np.isnan(x) else int(x) for x in row] for row in hundredths]
+        place = dict(zip(("x", "y", "wide", "high"), self.box, strict=True))
+        listed = {name: [*getattr(self, name)] for name in ("rows", "columns", "times", "labels")}
+        return {"name": self.name, **place, **listed, "values": values}
+
+
 @dataclass(frozen=True)
 class Scene:
-    """Nodes between which messages travel, and lanes of bars, over one stretch of time.
+    """Nodes between which messages travel, cells, and lanes of bars, over one stretch of time.
 
-    Either may be missing. With as many lanes as nodes, lane i is what node i does: the node shows
+    Any may be missing. With as many lanes as nodes, lane i is what node i does: the node shows
     its bar, and a message is also drawn from lane to lane.
 
     Attributes:
@@ -102,6 +127,8 @@ class Scene:
         bars: in any order; those of a lane do not overlap.
         kinds: what the numbers of kinds mean.
         levels: for each node how full it is, from 0 to 1, over time; empty: not shown.
+        grids: cells, in the upper picture.
+        notes: (time, what happens from then on), in order; read aloud as time is stepped.
 
     Example:
         >>> scene = Scene(end=2.0, words="One task.", lanes=("0",), bars=(Bar(0, 0, 2, "F0"),))
@@ -120,6 +147,8 @@ class Scene:
     bars: tuple[Bar, ...] = ()
     kinds: tuple[Kind, ...] = (Kind("message", "#a8cfe8"),)
     levels: tuple[Steps, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    notes: tuple[tuple[float, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.end > 0:
@@ -134,12 +163,26 @@ class Scene:
                 raise ValueError(f"{name}: got number {wrong[0]}, wanted 0 to {count - 1}")
         if self.levels and len(self.levels) != len(self.nodes):
             raise ValueError(f"levels: got {len(self.levels)} for {len(self.nodes)} nodes")
+        for grid in self.grids:
+            wanted = len(grid.times), len(grid.rows), len(grid.columns)
+            if grid.values.shape != wanted:
+                raise ValueError(f"grids: {grid.name!r} has {grid.values.shape}, wanted {wanted}")
+            if np.nanmax(np.abs(grid.values[~np.isinf(grid.values)]), initial=0.0) > 1:
+                raise ValueError(f"grids: {grid.name!r} has values above 1, wanted -1 to 1")
+
+    @property
+    def moment(self) -> float:
+        """What a still shows, and a player without lanes before it is played: a message on its way
+        near the middle, or the end if nothing is sent."""
+        middles = [(item.start + item.end) / 2 for item in self.messages]
+        return min(middles, key=lambda middle: abs(middle - self.end / 2), default=self.end)
 
     def as_json(self) -> dict[str, Any]:
         """What the player takes: bars and messages column by column, messages by their start."""
         messages = sorted(self.messages, key=lambda message: message.start)
         return {
             **{name: getattr(self, name) for name in ("end", "words", "unit", "tall")},
+            "moment": self.end if self.lanes else self.moment,
             "nodes": [node._asdict() for node in self.nodes],
             "edges": [list(edge) for edge in self.edges],
             "messages": _columns(Message, messages),
@@ -147,110 +190,11 @@ class Scene:
             "bars": _columns(Bar, self.bars),
             "kinds": [kind._asdict() | {"is_dark": kind.is_dark} for kind in self.kinds],
             "levels": [[list(times), list(values)] for times, values in self.levels],
+            "grids": [grid.as_json() for grid in self.grids],
+            "notes": [list(note) for note in self.notes],
         }
 
 
 def _columns(kind: Any, rows: Sequence[Any]) -> dict[str, list[Any]]:
     columns = zip(*rows, strict=True) if rows else ((),) * len(kind._fields)
     return {name: list(column) for name, column in zip(kind._fields, columns, strict=True)}
-
-
-def still(scene: Scene, time: float | None = None, width: float = 9.6) -> Figure:
-    """The scene as a figure, for readers without a kernel: at `time`, or when something is on its
-    way, near the middle."""
-    middles = [scene.end / 2, *((item.start + item.end) / 2 for item in scene.messages)]
-    near = min(middles[1:] or middles, key=lambda middle: abs(middle - middles[0]))
-    at = near if time is None else time
-    lane = min(max(3.6 / max(len(scene.lanes), 1), 0.05), 0.26)
-    heights = (max(scene.tall * width, 1.0) if scene.nodes else 0, lane * len(scene.lanes))
-    legend, axis = 0.3, 0.32 if scene.lanes else 0
-    height = sum(heights) + legend + axis
-    with style():
-        figure = new_figure(width, height)
-        if scene.nodes:
-            box = (0.005, 1 - (legend + heights[0]) / height, 0.99, heights[0] / height)
-            _draw_space(figure.add_axes(box), scene, at, heights[0])
-        if scene.lanes:
-            box = (0.09, axis / height, 0.895, heights[1] / height)
-            _draw_lanes(figure.add_axes(box), scene, at, lane)
-        handles = [Patch(facecolor=kind.colour, label=kind.name) for kind in scene.kinds]
-        figure.legend(handles=handles, loc="upper left", ncols=len(handles), borderpad=0.1)
-    return figure
-
-
-def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
-    margin = min(0.32 / inches, 0.45) / (1 - 2 * min(0.32 / inches, 0.45))
-    axes.set(xlim=(-0.04, 1.04), ylim=(1 + margin, -margin), xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
-    axes.grid(False)
-    places = np.array([node[1:] for node in scene.nodes], float)
-    edges = [places[list(edge)] for edge in scene.edges]
-    axes.add_collection(LineCollection(edges, colors=FAINT, linewidths=1.2))
-    is_small = len(scene.nodes) > 24
-    face = np.ones((len(places), 3))
-    for bar in scene.bars if len(scene.lanes) == len(scene.nodes) else ():
-        if bar.start <= time < bar.end:
-            face[bar.lane] = to_rgb(scene.kinds[bar.kind].colour)
-            if not is_small:
-                ink = "white" if scene.kinds[bar.kind].is_dark else INK
-                axes.annotate(
-                    bar.label.split(" ")[0],
-                    places[bar.lane],
-                    ha="center",
-                    va="center",
-                    fontsize=8.5,
-                    color=ink,
-                )
-    for number, (times, values) in enumerate(scene.levels):
-        if not scene.lanes:  # a node that does nothing of its own is as blue as it is full
-            part = ([0.0, *values])[int(np.searchsorted(times, time, "right"))]
-            face[number] = 1 - part * (1 - np.array(to_rgb("#2f7fb8")))
-    size = 60 if is_small else 420
-    axes.scatter(*places.T, s=size, c=face, marker="s", edgecolors=INK, linewidths=1, zorder=2)
-    for node, place in zip(scene.nodes, places, strict=True):
-        if not is_small:
-            # A node that does nothing of its own has room for its name.
-            below = {"xytext": (0, -17 if scene.lanes else 0), "textcoords": "offset points"}
-            axes.annotate(node.name, place, ha="center", va="center", fontsize=8.5, **below)
-    for message in scene.messages:
-        if message.start <= time < message.end:
-            part = (time - message.start) / (message.end - message.start)
-            place = places[message.source] * (1 - part) + places[message.target] * part
-            colour = scene.kinds[message.kind].colour
-            axes.plot(*place, "o", color=colour, markeredgecolor=ACCENT, markersize=7, zorder=3)
-            if not is_small:
-                above = {"xytext": (0, 9), "textcoords": "offset points", "fontsize": 8}
-                axes.annotate(message.label, place, ha="center", va="center", **above)
-
-
-def _draw_lanes(axes: Axes, scene: Scene, time: float, inches: float) -> None:
-    axes.set(xlim=(0, scene.end), ylim=(len(scene.lanes) - 0.5, -0.5))
-    every = max(1, round(0.13 / inches))
-    axes.set_yticks(range(0, len(scene.lanes), every), scene.lanes[::every])
-    axes.tick_params(axis="y", length=0)
-    first = f" {scene.unit}".rstrip()  # the unit stands at zero
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}{'' if x else first}")
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    for number, kind in enumerate(scene.kinds):
-        corners = [
-            [(start, lane - 0.44), (end, lane - 0.44), (end, lane + 0.44), (start, lane + 0.44)]
-            for lane, start, end, _, other in scene.bars
-            if other == number
-        ]
-        edges = "white" if len(scene.bars) < 1500 else "none"
-        axes.add_collection(
-            PolyCollection(corners, facecolors=kind.colour, edgecolors=edges, linewidths=0.5)
-        )
-    for bar in scene.bars:
-        wide = (bar.end - bar.start) / scene.end * 8.6  # inches
-        fits = [
-            item for item in (bar.label, bar.label.split(" ")[0]) if wide > 0.03 + 0.075 * len(item)
-        ]
-        if inches > 0.13 and fits:
-            ink = "white" if scene.kinds[bar.kind].is_dark else INK
-            axes.text(
-                (bar.start + bar.end) / 2, bar.lane, fits[0], ha="center", va="center",
-                fontsize=7.5, color=ink,
-            )  # fmt: skip
-    axes.axvline(time, color=ACCENT, linewidth=1.3)

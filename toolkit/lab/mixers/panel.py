@@ -5,27 +5,26 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
-from toolkit.figures.axes import log_ticks, set_limits
+from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.cost_curves import CostCurves
 from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES, PRECISION
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.text import MOST
 from toolkit.lab.mixers.costs import COUNTED, REFERENCE, DecodeCosts, decode_costs
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS, Settings, recurrent_mixers
-from toolkit.lab.mixers.view import Comparison, compare, is_same, two_digits
+from toolkit.lab.mixers.view import LIKE, Comparison, compare, is_same, two_digits
 from toolkit.measure.words import counted
 
 SIDES: dict[str, Look] = {"left": look("full"), "right": look("gdn")}
-HEAD_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1, 2)))
 # Half-lives are coloured from half a token to a thousand.
 SHORTEST, LONGEST = 0.5, 1000.0
-# Fixed, so that a redraw moves only the artists. One fresh write has a norm of about 1.
-NORM_LIMITS = (1e-3, 1e2)
+CORNER, WORDS_DOWN = 8, 8  # of the states' channels, and rows of the words beside them
 SHARES = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -40,32 +39,29 @@ class SidePlot(Plot):
         axes.set_ylabel(label if side == "left" else "")
 
 
-class NormPlot(SidePlot):
-    """The norm of the state of each head."""
+class ReturnPlot(SidePlot):
+    """What the state returns for the key of each token, as cosine with that token's value."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        super().__init__(axes, side, "state norm", yscale="log", ylim=NORM_LIMITS)
-        log_ticks(axes.yaxis, count=12)
+        super().__init__(axes, side, "its key returns\nits value (cosine)", ylim=(-1.05, 1.05))
+        axes.set_yticks((-1, 0, LIKE, 1))
+        axes.axhline(0, color=FAINT, linewidth=0.8)
         self.heading = axes.text(
             0, 1.06, "", color=SIDES[side].colour, fontsize=12, fontweight="bold",
             transform=axes.transAxes,
         )  # fmt: skip
         self._mark = self.line(color=ACCENT, linewidth=1.2)
-        self.lines = [self.line(linestyle=dashes) for dashes in HEAD_DASHES]
+        self.stems = self.segments(colors=SIDES[side].colour, linewidths=1.6)
+        self.dots = self.marks(SIDES[side].colour, SIDES[side].marker, markersize=5)
 
     def show(self, view: Comparison) -> None:
-        memory = view.sides[self._side]
+        memory, token = view.sides[self._side], view.token
         self.heading.set_text(memory.title)
-        self._mark.set_data([view.token, view.token], (1e-9, 1e9))
-        for head, line in enumerate(self.lines):
-            line.set_data(np.arange(len(view.words)), memory.state_norm[:, head])
-            is_chosen = head == view.head
-            line.set_color(SIDES[self._side].colour if is_chosen else FAINT)
-            line.set_linewidth(2.6 if is_chosen else 1.3)
-        # A state that outgrows the axes stretches those of both sides.
-        highest = max(np.max(side.state_norm) for side in view.sides.values())
-        top = max(NORM_LIMITS[1], 10 ** np.ceil(np.log10(max(highest, 1.0))))
-        set_limits(self.axes, x=_width(view), y=(NORM_LIMITS[0], top))
+        self._mark.set_data([token, token], (-2, 2))
+        returned = memory.returned[token, : token + 1, view.head]
+        self.stems.set_segments([[(x, 0), (x, y)] for x, y in enumerate(returned)])
+        self.dots.set_data(range(token + 1), returned)
+        set_limits(self.axes, x=_width(view))
 
 
 class ReachPlot(SidePlot):
@@ -149,12 +145,38 @@ class DecayPlot(Plot):
         self.name_places("x", view.words, fontsize=8, rotation=90)
 
 
-def name_heads(figure: Figure) -> None:
-    """What is the same for all plots: the heads' dashes above them."""
-    samples = [Line2D([], [], color=INK, linestyle=dashes) for dashes in HEAD_DASHES]
-    figure.legend(
-        samples, [f"head {h}" for h in range(HEADS)], loc="upper right", ncols=HEADS,
-        bbox_to_anchor=(0.91, 1.008), handlelength=2.6, columnspacing=1.4,
+def reading_scene(view: Comparison) -> Scene:
+    """A corner of both states, twice per token: what is left of the old, and with the new; and
+    for every word how like its value is what its key returns."""
+    count, corner = len(view.words), [""] * CORNER
+    halves = [half / 2 for half in range(2 * count)]
+    grids, notes, across = [], list[tuple[float, str]](), -(-count // WORDS_DOWN)
+    words = [*view.words, *[""] * (across * WORDS_DOWN - count)]
+    for x, memory in zip((0.0, 0.51), view.sides.values(), strict=True):
+        states = memory.states[:, view.head, :CORNER, :CORNER]
+        largest = max(float(np.abs(states).max()), 1e-9)
+        returned = np.full((count, len(words)), np.inf)
+        returned[:, :count] = memory.returned[:, :, view.head]
+        returned[:, :count][np.triu_indices(count, 1)] = np.inf
+        grids += [
+            Grid(f"{memory.title}: state", (x, 0, 0.185, 1), corner, corner, halves,
+                 states / largest),
+            Grid("Does its key return its value?", (x + 0.2, 0, 0.29, 1),
+                 [""] * WORDS_DOWN, [""] * across, [at + 0.5 for at in range(count)],
+                 returned.reshape(count, WORDS_DOWN, across), words),
+        ]  # fmt: skip
+    for token, word in enumerate(view.words):
+        norms = [np.linalg.norm(memory.states[:, view.head], axis=(1, 2))
+                 for memory in view.sides.values()]  # fmt: skip
+        kept = [
+            f"{memory.title} keeps {norm[2 * token] / max(norm[2 * token - 1], 1e-9):.0%}"
+            for memory, norm in zip(view.sides.values(), norms, strict=True)
+        ]
+        before = f"before it is written {', '.join(kept)} of the state's norm" if token else "empty"
+        notes += [(token, f"“{word}”: {before}."), (token + 0.5, f"“{word}” is written.")]
+    return Scene(
+        end=float(count), words=view.sentence(), unit="tokens", tall=0.2, grids=tuple(grids),
+        notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -171,8 +193,8 @@ LEFT = Choice("Left mixer", "retention", MENU, explanation="Blue, solid")
 RIGHT = Choice("Right mixer", "gdn", MENU, explanation="Orange, dotted")
 
 
-class MixerPanel(Panel):
-    """State norm, effective memory and decay of two mixers that read the same text.
+class MixerPanel(PlayedPanel):
+    """States of two mixers that play while the same text is read: what they write, erase, return.
 
     Example:
         >>> panel = MixerPanel(left="linear", right="gdn", token=5)
@@ -182,7 +204,8 @@ class MixerPanel(Panel):
     """
 
     title = "Two mixers read one text"
-    figure_size = (9.6, 6.3)
+    figure_size = (9.6, 6.1)
+    time_control = "token"
 
     left = LEFT
     right = RIGHT
@@ -191,7 +214,7 @@ class MixerPanel(Panel):
         "Token", 24, low=1, high=MAX_TOKENS, explanation="Whose output is traced back",
         maximum=lambda view: len(view.words),
     )  # fmt: skip
-    head = Number("Head", 0, low=0, high=HEADS - 1, explanation="Drawn thick; its reach is shown")
+    head = Number("Head", 0, low=0, high=HEADS - 1, explanation="Whose state and reach are shown")
     decay_strength = Number(
         "Decay strength", 1.0, low=0.0, high=4.0, step=0.05,
         explanation="Multiplies every log-decay: 1 as the papers start, 0 never forgets",
@@ -207,16 +230,18 @@ class MixerPanel(Panel):
     ) -> Comparison:
         return compare(settings=Settings(decay_strength, write_strength, seed), **state)
 
+    def scene(self, view: Comparison) -> Scene:
+        return reading_scene(view)
+
     def plots(self, figure: Figure) -> list[Plot]:
         grid = figure.add_gridspec(
             3, 2, height_ratios=(1.15, 1.6, 0.8), left=0.095, right=0.9, top=0.9, bottom=0.155,
             wspace=0.16, hspace=0.14,
         )  # fmt: skip
-        name_heads(figure)
         return [
             plot(figure.add_subplot(grid[row, column]), side)
             for column, side in enumerate(SIDES)
-            for row, plot in enumerate((NormPlot, ReachPlot, DecayPlot))
+            for row, plot in enumerate((ReturnPlot, ReachPlot, DecayPlot))
         ]
 
 

@@ -29,6 +29,8 @@ from toolkit.lab.mixers.inputs import (
 )
 from toolkit.measure.words import counted
 
+LIKE = 0.5  # cosine from which what is returned counts as like the value
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -39,6 +41,8 @@ class Memory:
     state_norm: np.ndarray  # Frobenius norm of the state after each token, [token, head]
     reach: np.ndarray  # |d out_t / d v_s|, [t, s, head]; zero for s after t
     log_decay: np.ndarray  # at each token, mean over the key channels, [token, head]
+    states: np.ndarray  # before and after each token's value is written, [2 tokens, head, k, v]
+    returned: np.ndarray  # after t, what key s returns, as cosine with v_s, [t, s, head]
 
     def share(self, token: int, head: int) -> np.ndarray:
         """The reach from `token` back to each token, as parts of its sum: [token]."""
@@ -73,8 +77,9 @@ class Comparison(TextView):
     def sentence(self) -> str:
         at = self.row(self.token)
         parts = [
-            f"{memory.title}: {self._reach_of(memory)}; the state has norm "
-            f"{at[f'{side}: state norm']}, {self._decay_of(memory)}."
+            f"{memory.title}: {self._reach_of(memory)}; asked with each word's key, the state "
+            f"returns something like its value {self.known(side)} times of {self.token + 1}; it "
+            f"has norm {at[f'{side}: state norm']}, {self._decay_of(memory)}."
             for side, memory in self.sides.items()
         ]
         return (
@@ -84,9 +89,13 @@ class Comparison(TextView):
 
     def footnote(self) -> str:
         return (
-            "Red: the token looked at; dots: the same word. Beside the maps: median half-life per "
-            "head. Measured here; nothing is trained."
+            "Red: the token looked at; dots: the same word; beside the maps: medians; above: a "
+            "corner of each state. Measured here, untrained."
         )
+
+    def known(self, side: str) -> int:
+        """Words up to the token whose keys return at least half of the length along their value."""
+        return int((self.sides[side].returned[self.token, :, self.head] >= LIKE).sum())
 
     def _reach_of(self, memory: Memory) -> str:
         distance = memory.distance(self.token, self.head)
@@ -110,6 +119,9 @@ class Comparison(TextView):
                 f"{side}: |d out_{self.token + 1} / d v|": memory.reach[self.token, :, self.head],
                 f"{side}: share": memory.share(self.token, self.head),
                 f"{side}: decay e^g": np.exp(memory.log_decay[:, self.head]),
+                f"{side}: its key returns its value (cosine)": memory.returned[
+                    self.token, :, self.head
+                ],
             }
         return columns
 
@@ -138,36 +150,49 @@ def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
         raise ValueError(f"mixer: got {name!r}, wanted one with a recurrent state: {known}")
     row, count = mixer(name), len(words)
     given = inputs_of(row, features_of(words), settings)
-    state_norm, reach = program(name)(given.arrays, given.constants)
+    state_norm, states, returned, reach = program(name)(given.arrays, given.constants)
     return Memory(
         name=name,
         title=row.title,
         state_norm=np.asarray(state_norm)[:count],
         reach=np.asarray(reach)[:count, :count],
         log_decay=given.log_decay[:count],
+        states=np.asarray(states)[:count].reshape(2 * count, *states.shape[2:]),
+        returned=np.asarray(returned)[:count, :count] * np.tri(count)[:, :, None],
     )
 
 
 @functools.cache
-def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """The compiled program of one mixer: inputs and constants to state norms and reach.
+def program(name: str) -> Callable[..., tuple[jax.Array, ...]]:
+    """The compiled program of one mixer: inputs and constants to what `Memory` has, in its order.
 
-    [MAX_TOKENS, HEADS] and [MAX_TOKENS, MAX_TOKENS, HEADS].
+    Of a state, what a token erases shows in the step that writes zeros in place of its value. A
+    mixer that makes its keys of its gates is asked with queries.
     """
     row = mixer(name)
-    place = row.names.index("v")
+    place, asking = row.names.index("v"), row.names.index("q")
+    keys = row.names.index("k") if "k" in row.names else asking
 
     @jax.jit
     def run(arrays: tuple[jax.Array, ...], constants: dict[str, jax.Array]):
         options = {**row.options, **constants}
 
+        def ask(inputs_t, state, query):
+            given = (*inputs_t[:asking], query[None], *inputs_t[asking + 1 :])
+            return row.step(*given, state, **options)[0][0]
+
         def read_token(state, inputs_t):
-            _, state = row.step(*inputs_t, state, **options)
-            return state, norm_of_state(state)[0]
+            silent = (*inputs_t[:place], 0 * inputs_t[place], *inputs_t[place + 1 :])
+            (_, erased), (_, new) = (
+                row.step(*given, state, **options) for given in (silent, inputs_t)
+            )
+            out = jax.vmap(ask, (None, None, 0))(inputs_t, state, _first(arrays[keys]))
+            seen = norm_of_state(new)[0], jnp.stack([_matrix(erased), _matrix(new)])
+            return new, (*seen, _cosine(out, _first(arrays[place])))
 
         empty = row.empty_state(1, HEADS, KEY_SIZE, VALUE_SIZE, MAX_TOKENS, jnp.float32)
         by_time = tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
-        _, state_norm = jax.lax.scan(read_token, empty, by_time)
+        _, (state_norm, states, returned) = jax.lax.scan(read_token, empty, by_time)
 
         def outputs(values):
             given = (*arrays[:place], values, *arrays[place + 1 :])
@@ -179,9 +204,25 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
         (gradient,) = jax.vmap(pull)(jnp.broadcast_to(one_token, shape))
         squares = gradient[:, 0] ** 2  # [t, s, head, ..., value], between them a token's steps
         squares = jnp.sum(squares, axis=tuple(range(3, squares.ndim - 1)))
-        return state_norm, jnp.sqrt(jnp.max(squares, axis=-1))
+        return state_norm, states, returned, jnp.sqrt(jnp.max(squares, axis=-1))
 
     return run
+
+
+def _first(array: jax.Array) -> jax.Array:
+    """One vector per token and head [time, head, size]: of several corrections the first."""
+    return array[0] if array.ndim == 4 else array[0, :, :, 0]
+
+
+def _matrix(state: Any) -> jax.Array:
+    """The largest array of a state as [head, key, value]; levels are added up."""
+    largest = max(jax.tree.leaves(state), key=lambda x: x.size)[0]
+    return largest if largest.ndim == 3 else largest.sum(1)
+
+
+def _cosine(x: jax.Array, y: jax.Array) -> jax.Array:
+    lengths = jnp.linalg.norm(x, axis=-1) * jnp.linalg.norm(y, axis=-1)
+    return jnp.clip((x * y).sum(-1) / jnp.maximum(lengths, 1e-9), -1, 1)
 
 
 def norm_of_state(state: Any) -> jax.Array:

@@ -38,6 +38,8 @@ _WHOSE = ("schedule", "devices", "microbatches")  # controls that start a new or
 class MemoryPlot(Plot):
     """What each device holds over the time above it, one device boldly."""
 
+    is_timed = True
+
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Activations held, in stages of one microbatch", grid="y")
         # Shares of the time: limits that stay make a redraw cheap.
@@ -129,6 +131,7 @@ class PipelinePanel(PlayedPanel):
     figure_size = (9.6, 3.9)
     has_palette = True
     button = "Search or compile it"
+    lane_control = "device"
 
     schedule = Choice(
         "Schedule", "1F1B", {name: name for name in RULES},

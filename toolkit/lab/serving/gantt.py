@@ -176,6 +176,8 @@ def _label(span: Span) -> str:
 class PagesPlot(Plot):
     """The pages of each chip over the time of the lanes above, by request."""
 
+    is_timed = True
+
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Pages of each chip's cache, by request", grid="")
         colours = ListedColormap(["white", *_OWNERS])

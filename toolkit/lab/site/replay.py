@@ -143,6 +143,9 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
         "columns": [json.loads(column) for column in columns.places],
         "scenes": [json.loads(scene) for scene in scenes.places],
     }
+    if isinstance(panel, PlayedPanel):
+        names = {name: getattr(panel, name) for name in ("lane_control", "time_control")}
+        header |= {"timed": panel.timed(), **names}
     return as_recording(header, rows)
 
 
