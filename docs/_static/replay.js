@@ -83,7 +83,7 @@ function input(control, moved) {
 }
 
 /** The player of toolkit/lab/kit/player.js without a kernel: its element, and what shows a scene. */
-function player({ timed, size, lane_control: lane, time_control: step }) {
+function player({ timed, size, bar_control: bar, time_control: step }) {
   const box = element("div"), values = { selected: -1, movable: false, timed, size }, told = {};
   box.append(element("style", { textContent: globalThis.toolkitPlayer.style }));
   const model = {
@@ -91,12 +91,12 @@ function player({ timed, size, lane_control: lane, time_control: step }) {
     set: (name, value) => {
       values[name] = value;
       // As in a notebook: the bar that is chosen, and where time rests, say what is shown below.
-      const control = { selected: lane, time: step }[name];
-      const box = control && value > 0 - (name === "selected") &&
-        model.el.closest(".replay").querySelector(`.box-${control}`);
-      if (!box) return;
-      box.value = name === "selected" ? values.scene.bars.lane[value]
+      const control = { selected: bar, time: step }[name];
+      const box = control && model.el.closest(".replay").querySelector(`.box-${control}`);
+      const found = name === "selected" ? values.scene.picks[value] ?? -1
         : Math.min(Math.floor(value) + 1, Math.round(values.scene.end));
+      if (!box || value < 0 || found < 0) return;
+      box.value = found;
       box.dispatchEvent(new Event("change"));
     },
     on: (event, act) => { told[event] = act; }, save_changes() {}, send() {},

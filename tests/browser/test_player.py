@@ -1,17 +1,19 @@
 """The player of scenes on a page without a kernel, in a real Chromium."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_browser import SCREENSHOTS, find_chromium
 from test_browser import pytestmark as of_the_browser
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
+from toolkit.lab.kit.scene import Bar, Grid, Kind, Message, Node, Scene
 
 pytestmark = of_the_browser
 SOURCE = Path(__file__).resolve().parents[2] / "toolkit/lab/kit/player.js"
@@ -114,6 +116,53 @@ def test_a_scene_is_played_moved_and_read_by_keyboard(browser: Any) -> None:
     assert not errors
 
 
+def test_cells_change_notes_follow_and_the_clock_goes_through_the_plots_below(browser: Any) -> None:
+    values = np.array([[[1.0, -0.5, np.inf]], [[np.nan, 0.25, 1.0]]])
+    grid = Grid("Words", (0, 0, 1, 1), [""], [""] * 3, [0.0, 2.0], values, ["cat", "sat", "mat"])
+    scene = dataclasses.replace(
+        TWO, nodes=(), edges=(), messages=(), grids=(grid,), notes=((0, "It starts."), (2, "Now.")),
+    )  # fmt: skip
+    page = browser.new_page(viewport={"width": 960, "height": 700})
+    shown(page, scene, timed=[[100, 500, 10, 90]], size=[960, 100])
+    words, canvas = page.locator(".scene-words"), page.locator("canvas")
+    assert words.inner_text() == "It starts."
+    box = canvas.bounding_box()
+    found = []
+    for at in ("Home", "End"):
+        canvas.press(at)
+        for part in (0.2, 0.5, 0.8):
+            page.mouse.move(box["x"] + part * box["width"], box["y"] + 60)
+            found.append(words.inner_text())
+        page.mouse.move(0, 690)
+    assert found == [
+        "Words: cat: 100 %", "Words: sat: -50 %", "Words: mat: not yet",
+        "Words: cat: gone", "Words: sat: 25 %", "Words: mat: 100 %",
+    ]  # fmt: skip
+    assert words.inner_text() == "Now."
+    page.screenshot(path=SCREENSHOTS / "player-cells.png")
+    canvas.press("Home")
+    canvas.press("ArrowRight")
+    canvas.press("ArrowRight")
+    assert page.evaluate("values.time") == 2
+    assert page.locator(".scene-over line").get_attribute("x1") == "300"
+
+
+def test_a_node_its_lane_and_its_messages_are_found_together(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 960, "height": 500})
+    shown(page, TWO, time=1.5)
+    inks = """() => {
+        const canvas = document.querySelector("canvas"), pen = canvas.getContext("2d");
+        const all = pen.getImageData(0, 0, canvas.width, canvas.height).data, accent = [0];
+        for (let at = 0; at < all.length; at += 4)
+            if (all[at] === 179 && all[at + 1] === 36 && all[at + 2] === 91) accent[0]++;
+        return accent[0];
+    }"""
+    before, box = page.evaluate(inks), page.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + 38 + 0.2 * (900 - 76), box["y"] + 38 + 0.5 * (126 - 86))
+    assert page.locator(".scene-words").inner_text() == "0"
+    assert page.evaluate(inks) > before + 60  # the frame of the node, and its lane's name
+
+
 def test_the_largest_scene_is_quick(browser: Any) -> None:
     page = browser.new_page(viewport={"width": 960, "height": 1000})
     assert shown(page, large()) < 1000  # milliseconds to the first frame
@@ -122,6 +171,8 @@ def test_the_largest_scene_is_quick(browser: Any) -> None:
     page.screenshot(path=SCREENSHOTS / "player-large.png")
     gaps = sorted(after - at for at, after in itertools.pairwise(frames))
     assert gaps[len(gaps) // 2] < 1000 / 55, gaps
+    files = (SOURCE, SOURCE.with_suffix(".css"))
+    assert sum(path.stat().st_size for path in files) < 60_000
 
 
 def test_without_motion_it_goes_from_event_to_event(browser: Any) -> None:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from matplotlib.font_manager import findfont as find_font
@@ -19,39 +19,33 @@ from toolkit.lab.attention.view import Machine
 from toolkit.lab.kit.controls import LABEL_WIDTH, Choice, Number, Words
 from toolkit.lab.kit.panel import Panel
 
+# The registry is `toolkit.lab` itself: a new panel inherits every test, at night.
+EVERY = [
+    name
+    for name in lab.__all__
+    if isinstance(getattr(lab, name), type)
+    and issubclass(getattr(lab, name), Panel)
+    and getattr(lab, name) is not Panel
+]
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
+# One of each subject in the second tier; their sisters, and those that take longest, at night.
 SECOND_TIER = (
-    "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
-    "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
-    "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
-    "TimelinePanel", "StalePanel", "AcceptancePanel", "ExpertPanel", "BalancePanel",
-    "DispatchPanel", "LayoutPanel", "PipelinePanel", "CutPanel", "ChunksPanel",
-    "SentPanel", "LanesPanel", "RequestsPanel", "GoodputPanel",
+    "AcceptancePanel", "CutPanel", "DecodePanel", "ExpertPanel", "LanesPanel",
+    "MeshPanel", "MixerPanel", "PipelinePanel", "PlanPanel", "RequestsPanel", "RingPanel",
+    "SalePanel", "SearchPanel", "SentPanel", "SpeedupPanel", "TimelinePanel",
 )  # fmt: skip
 UNITS_ARE_WORDS = ("ReadingPanel", "MixerPanel")
 WITH_TEXT = ("MixerPanel", "LoopPanel", "ExpertPanel")
-# Those whose sliders draw while they are moved, and that no test of their own times.
-WITH_SLIDERS = (
-    "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
-    "ChipMemoryPanel", "SpeedupPanel", "DropPanel", "ExpertPanel", "BalancePanel",
-    "DispatchPanel", "LayoutPanel", "PipelinePanel",
-    "SentPanel", "LanesPanel", "RequestsPanel", "GoodputPanel",
-)  # fmt: skip
-# Sisters of a panel that is moved by day, and those that are moved longest.
-SISTERS = {
-    "MixerCostPanel", "LoopPanel", "LoopStatePanel", "RacePanel", "StepPanel", "SlicePanel",
-    "ChipMemoryPanel", "FitsPanel", "DropPanel", "FitPanel", "CodesPanel", "StalePanel",
-    "BalancePanel", "DispatchPanel", "LayoutPanel", "ChunksPanel",
-    "GoodputPanel",
-}  # fmt: skip
-MOVED = [
-    *FIRST_TIER,
-    *(
-        pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.nightly] * (name in SISTERS)])
-        for name in SECOND_TIER
-    ),
-]
-PANELS = MOVED
+
+
+def in_tiers(second: Sequence[str]) -> list:
+    """Every panel: some by day, those of `second` in the second tier, all others at night."""
+    day, night = dict.fromkeys(FIRST_TIER, ()), (pytest.mark.slow, pytest.mark.nightly)
+    marks = dict.fromkeys(second, (pytest.mark.slow,)) | day
+    return [pytest.param(name, marks=marks.get(name, night)) for name in EVERY]
+
+
+MOVED = in_tiers(SECOND_TIER)
 # Where the ends of a menu will not do; an empty pair is a control with a test of its own.
 MOVES = {
     # Reading 32,768 tokens takes a while.
@@ -80,7 +74,7 @@ def _known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_label_is_cut() -> None:
     """Menus and sliders leave their labels LABEL_WIDTH, and the browser cuts what is longer."""
     font = ImageFont.truetype(find_font("DejaVu Sans"), 13)  # JupyterLab's size
-    for name in (*FIRST_TIER, *SECOND_TIER):
+    for name in EVERY:
         for control in getattr(lab, name).controls.values():
             if isinstance(control, Choice | Number | Words):
                 room = int(LABEL_WIDTH.removesuffix("px")) - 6
@@ -166,7 +160,7 @@ def faults(figure) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("name", MOVED)
 def test_no_words_are_cut_off_or_overlap(name: str, shown) -> None:
     panel, fixed = shown(name), [c for c, values in MOVES.get(name, {}).items() if values == ()]
     numbers = [c for c in panel.controls.values() if isinstance(c, Number) and c.name not in fixed]
@@ -175,10 +169,7 @@ def test_no_words_are_cut_off_or_overlap(name: str, shown) -> None:
         assert faults(panel.picture.figure) == [], end
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.nightly) for name in SECOND_TIER)],
-)
+@pytest.mark.parametrize("name", in_tiers(second=()))
 def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
     use_size("projector")
     try:
@@ -191,7 +182,7 @@ def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
     assert panel.page.image.layout.max_width == f"{round(150 * inches)}px"
 
 
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("name", MOVED)
 def test_a_panel_is_for_all(name: str, shown) -> None:
     panel = shown(name)
     for control in panel.controls.values():
@@ -216,7 +207,7 @@ def test_a_panel_is_for_all(name: str, shown) -> None:
     panel.page.show_numbers.value = False
 
 
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize("name", MOVED)
 def test_numbers_are_given_once_and_controls_are_documented(name: str, shown) -> None:
     panel = shown(name)
     columns = panel.data()
@@ -238,16 +229,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
     assert panel.view.token == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *FIRST_TIER,
-        *(
-            pytest.param(name, marks=pytest.mark.nightly if name in SISTERS else pytest.mark.slow)
-            for name in WITH_SLIDERS
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", MOVED)
 @pytest.mark.timed
 def test_a_warm_update_is_quick(name: str) -> None:
     panel = getattr(lab, name)()

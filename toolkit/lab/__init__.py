@@ -22,6 +22,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `PipelinePanel`: a pipeline schedule that plays, with its memory, bubble, bound and messages
 * `CutPanel`: a network's loads and its tightest cut, with a cable slowed or cut
 * `ChunksPanel`: a collective chunk by chunk, along rings and along the best trees
+* `RingPanel`: a collective on a ring, round by round: messages, sums, bytes
 * `SentPanel`: bytes of a gradient by scheme, loads of the owners of rows, loss against bytes
 * `LanesPanel`: which gradients are worth compressing, on a timeline, by four searches
 * `DropPanel`: sparse decoding of a long text: tokens read and missed, and the cost
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from toolkit.lab.attention.reading import ReadingPanel
     from toolkit.lab.collectives.chunks import ChunksPanel
     from toolkit.lab.collectives.cut import CutPanel
+    from toolkit.lab.collectives.ring import RingPanel
     from toolkit.lab.experts.balance import BalancePanel
     from toolkit.lab.experts.dispatch import DispatchPanel
     from toolkit.lab.experts.layout import LayoutPanel
@@ -104,6 +106,7 @@ _HOMES = {
     "toolkit.lab.attention.reading": ("ReadingPanel",),
     "toolkit.lab.collectives.chunks": ("ChunksPanel",),
     "toolkit.lab.collectives.cut": ("CutPanel",),
+    "toolkit.lab.collectives.ring": ("RingPanel",),
     "toolkit.lab.experts.balance": ("BalancePanel",),
     "toolkit.lab.experts.dispatch": ("DispatchPanel",),
     "toolkit.lab.experts.layout": ("LayoutPanel",),
@@ -178,6 +181,7 @@ __all__ = [
     "RacePanel",
     "ReadingPanel",
     "RequestsPanel",
+    "RingPanel",
     "SalePanel",
     "SearchPanel",
     "SentPanel",

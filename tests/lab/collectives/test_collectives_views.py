@@ -11,10 +11,28 @@ pytest.importorskip("anywidget")
 from toolkit.lab.collectives.chunks import chunks_scene, chunks_view, run_of
 from toolkit.lab.collectives.cut import SPEEDS, CutPanel, cut_view
 from toolkit.lab.collectives.networks import NETWORKS, changed, drawing_of, trees_of
+from toolkit.lab.collectives.ring import COLLECTIVES, ring_scene, ring_view
 from toolkit.schedules.collectives import named_topology, optimum, to_program
 
 EXACT = 1e-9  # sums of floats
 OPEN = {"collective": "all-gather", "schedule": "trees", "cable": 3, "speed": 0.5}
+
+
+@pytest.mark.parametrize("devices", [3, 7])
+@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_ring_ends_with_what_the_collective_promises(devices, ways, collective):
+    view = ring_view(devices=devices, collective=collective, size=1.0, ways=ways)
+    reduces, gathers = collective != "all-gather", collective != "reduce-scatter"
+    assert len(view.program.rounds) == (reduces + gathers) * (devices - 1)
+    assert view.carried()[-1] == pytest.approx(1e6 * (reduces + gathers) * (devices - 1) / devices)
+    assert view.carried(by_link=True)[-1] == pytest.approx(view.carried()[-1] / ways)
+    whole = np.isclose(view.summed[-1], 1)
+    assert whole.all() if gathers else (whole.sum(0) >= 1).all()
+    # A sum that is not finished is nowhere taken for a whole: one round before, something misses.
+    assert not np.isclose(view.summed[-2], 1).all()
+    scene = ring_scene(view)
+    assert {message.kind for message in scene.messages} == set(range(len(scene.kinds)))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -58,9 +58,10 @@ function render({ model, el }) {
 
   let scene, time = 0, isPlaying = false, before = 0, frame = 0, dragged = null, hovered = -1,
     hoveredNode = -1, inCell = "";
-  let width = 0, space = 0, rowHeight = 0, height = 0, events = [], inLane = [], lit, faint, clocks = [];
+  let width = 0, space = 0, rowHeight = 0, height = 0, events = [], inLane = [], lit, faint, clocks = [], near = 50;
 
   const lanes = () => scene.lanes.length;
+  const isOwn = () => lanes() === scene.nodes.length; // lane i is what node i does
   const isNew = () => model.get("time") < 0; // nobody has played it
   const toX = (at) => LEFT + (at / scene.end) * (width - LEFT - RIGHT);
   const toTime = (x) => ((x - LEFT) / (width - LEFT - RIGHT)) * scene.end;
@@ -79,8 +80,7 @@ function render({ model, el }) {
     return [left, from, (wide * (width - 16) - beside) / columns.length,
       (high * room - above) / rows.length];
   };
-  const radius = () => clamp(0.3 * Math.min(
-    scene.levels.length ? 60 : 50, (width - 68) / Math.sqrt(scene.nodes.length)), 4, 17);
+  const radius = () => clamp(0.32 * near, 4, scene.levels.length ? 17 : 15);
 
   function take() {
     scene = model.get("scene");
@@ -121,8 +121,11 @@ function render({ model, el }) {
 
   function lay() {
     width = Math.max(320, root.clientWidth || 860);
-    space = drawn() ? Math.round(clamp(scene.tall * Math.max(width, 620), 86, 460)) : 4;
+    space = drawn() ? Math.round(clamp(scene.tall * Math.max(width, 620), 86, 460)) : 20;
     rowHeight = lanes() ? clamp(Math.floor(360 / lanes()), 5, 26) : 0;
+    const all = scene.nodes.map((_, node) => place(node)); // how close two nodes come
+    near = Math.min(...all.flatMap(([x, y], one) =>
+      all.slice(one + 1).map(([right, down]) => Math.hypot(right - x, down - y))));
     height = space + lanes() * rowHeight + (lanes() ? AXIS : 0);
     const dense = window.devicePixelRatio || 1;
     for (const one of [canvas, lit = document.createElement("canvas"),
@@ -175,11 +178,12 @@ function render({ model, el }) {
   }
 
   function drawLegend(pen, ink) {
-    let x = scene.nodes.length ? 6 : LEFT;
-    if (!scene.nodes.length || !scene.messages.start.length) return;
+    let x = 6;
+    if (!scene.bars.start.length && !scene.messages.start.length) return;
     pen.font = FONT;
     pen.textAlign = "left";
     for (const kind of scene.kinds) {
+      if (x + pen.measureText(kind.name).width + 16 > width) return;
       pen.fillStyle = kind.colour;
       pen.fillRect(x, 4, 12, 10);
       pen.fillStyle = ink;
@@ -212,7 +216,7 @@ function render({ model, el }) {
       const at = (part / 4) * scene.end;
       pen.fillText(short(at), clamp(toX(at), LEFT, width - 22), bottom + 9);
     }
-    if (scene.lanes.length === scene.nodes.length) drawCrossings(pen);
+    if (isOwn()) drawCrossings(pen);
     const pointed = hovered >= 0 ? hovered : model.get("selected"), { label } = scene.bars;
     // What has the same label, such as one microbatch on every stage, is one journey.
     if (pointed >= 0 && label[pointed])
@@ -286,7 +290,7 @@ function render({ model, el }) {
     pen.stroke();
     pen.font = size > 12 ? FONT : SMALL;
     nodes.forEach((node, index) => {
-      const [x, y] = place(index), mine = inLane[index] ?? [];
+      const [x, y] = place(index), mine = isOwn() ? inLane[index] : [];
       const last = lastBefore(mine.map((bar) => bars.start[bar]), time), bar = mine[last];
       const isBusy = last >= 0 && time < bars.end[bar];
       pen.fillStyle = isBusy ? colour(bars.kind[bar]) : "white";
@@ -295,7 +299,7 @@ function render({ model, el }) {
         const [times, values] = levels[index], at = lastBefore(times, time);
         const part = at < 0 ? 0 : clamp(values[at], 0, 1);
         pen.fillStyle = "#2f7fb8";
-        const side = lanes() ? 5 : 2 * size;
+        const side = isOwn() ? 5 : 2 * size;
         pen.fillRect(x + size - side, y + size - 2 * size * part, side, 2 * size * part);
       }
       pen.strokeStyle = index === theNode() ? ACCENT : ink;
@@ -306,8 +310,8 @@ function render({ model, el }) {
         pen.fillStyle = scene.kinds[bars.kind[bar]]?.is_dark ? "white" : INK;
         pen.fillText(fitting(pen, bars.label[bar], 2 * size - 4), x - (levels[index] ? 2 : 0), y);
       }
-      pen.fillStyle = lanes() ? ink : INK; // one that does nothing of its own has room for its name
-      if (size > 6) pen.fillText(node.name, x, lanes() ? y + size + 8 : y);
+      pen.fillStyle = isOwn() ? ink : INK; // one that does nothing of its own has room for its name
+      if (size > 6) pen.fillText(node.name, x, isOwn() ? y + size + 8 : y);
     });
     flying((source, target, share, message) => {
       const [x, y] = place(source), [right, down] = place(target);
@@ -389,7 +393,7 @@ function render({ model, el }) {
   function theNode() {
     if (hoveredNode >= 0) return hoveredNode;
     const bar = hovered >= 0 ? hovered : model.get("selected");
-    return scene.lanes.length && bar in scene.bars.lane ? scene.bars.lane[bar] : -1;
+    return isOwn() && bar in scene.bars.lane ? scene.bars.lane[bar] : -1;
   }
 
   function run(now) {

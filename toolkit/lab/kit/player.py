@@ -23,6 +23,7 @@ from toolkit.lab.kit.scene import Scene
 from toolkit.lab.kit.still import still
 
 NOT_PLAYED = -1.0
+NO_PICK = -1
 
 
 class Player(anywidget.AnyWidget):
@@ -85,16 +86,16 @@ class Player(anywidget.AnyWidget):
 class PlayedPanel(Panel):
     """A panel with a player between its controls and its picture.
 
-    The player's clock goes through the plots that are timed, and a selected bar sets the control
-    that counts lanes.
+    The player's clock goes through the plots that are timed, and a selected bar and the time at
+    rest set controls.
 
     Attributes:
         player: plays the scene of the view.
-        lane_control: name of the control whose value is the number of a lane, if any.
+        bar_control: name of the control that a selected bar sets, to its pick of the scene.
         time_control: name of the control that counts steps of time from 1, if any.
     """
 
-    lane_control = ""
+    bar_control = ""
     time_control = ""
 
     @property
@@ -123,10 +124,10 @@ class PlayedPanel(Panel):
         ]
 
     def _selected(self, change: Any) -> None:
-        if self.lane_control and change["new"] >= 0:
-            lane = self.player.scene["bars"]["lane"][change["new"]]
-            if lane != self.state[self.lane_control]:
-                self.attempt(self.change, **{self.lane_control: lane})
+        picks = self.player.scene["picks"] if change["new"] >= 0 else []
+        pick = picks[change["new"]] if picks else NO_PICK
+        if pick not in (NO_PICK, self.state.get(self.bar_control)):
+            self.attempt(self.change, **{self.bar_control: pick})
 
     def adjust(self, view: Any) -> None:
         self.player.show(self.scene(view))

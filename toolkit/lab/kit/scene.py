@@ -128,6 +128,7 @@ class Scene:
         kinds: what the numbers of kinds mean.
         levels: for each node how full it is, from 0 to 1, over time; empty: not shown.
         grids: cells, in the upper picture.
+        picks: for each bar what selecting it sets the panel's `bar_control` to; -1: nothing.
         notes: (time, what happens from then on), in order; read aloud as time is stepped.
 
     Example:
@@ -148,6 +149,7 @@ class Scene:
     kinds: tuple[Kind, ...] = (Kind("message", "#a8cfe8"),)
     levels: tuple[Steps, ...] = ()
     grids: tuple[Grid, ...] = ()
+    picks: tuple[int, ...] = ()
     notes: tuple[tuple[float, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -191,6 +193,7 @@ class Scene:
             "kinds": [kind._asdict() | {"is_dark": kind.is_dark} for kind in self.kinds],
             "levels": [[list(times), list(values)] for times, values in self.levels],
             "grids": [grid.as_json() for grid in self.grids],
+            "picks": list(self.picks),
             "notes": [list(note) for note in self.notes],
         }
 

@@ -110,7 +110,8 @@ def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
     for node, place in zip(scene.nodes, places, strict=True):
         if not is_small:
             # A node that does nothing of its own has room for its name.
-            below = {"xytext": (0, -17 if scene.lanes else 0), "textcoords": "offset points"}
+            is_own = len(scene.lanes) == len(scene.nodes)
+            below = {"xytext": (0, -17 if is_own else 0), "textcoords": "offset points"}
             axes.annotate(node.name, place, ha="center", va="center", fontsize=8.5, **below)
     for message in scene.messages:
         if message.start <= time < message.end:

@@ -131,7 +131,7 @@ class PipelinePanel(PlayedPanel):
     figure_size = (9.6, 3.9)
     has_palette = True
     button = "Search or compile it"
-    lane_control = "device"
+    bar_control = "device"
 
     schedule = Choice(
         "Schedule", "1F1B", {name: name for name in RULES},

@@ -321,7 +321,7 @@ def scene_of(view: PipelineView) -> Scene:
     places = [d / max(schedule.devices - 1, 1) for d in range(schedule.devices)]
     links = zip(schedule.placement[:-1], schedule.placement[1:], strict=True)
     return Scene(
-        view.makespan, view.sentence(), unit="forwards",
+        view.makespan, view.sentence(), unit="forwards", picks=tuple(bar.lane for bar in bars),
         nodes=tuple(Node(f"device {d}" if schedule.devices < 10 else str(d), x, 0.5)
                     for d, x in enumerate(places)),
         edges=tuple({(min(link), max(link)) for link in links if link[0] != link[1]}),

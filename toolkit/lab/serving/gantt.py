@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from toolkit.figures import FAINT, look
+from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
@@ -94,6 +94,7 @@ class GanttView(View):
     policy: str
     load: float
     pages: int
+    request: int
     run: Run[Served]
 
     @cached_property
@@ -139,7 +140,8 @@ class GanttView(View):
             f"ten first tokens come within {self.nine_of_ten('first_token')}, and nine of ten "
             f"texts have no gap above {self.nine_of_ten('largest_gap')}; "
             f"{counted(self.evictions, 'eviction')}; a chip's {self.pages:,} pages are "
-            f"{self.fullest:.0%} full at most."
+            f"{self.fullest:.0%} full at most. Request {self.request} has its first token after "
+            f"{in_words(self.run.requests[self.request].first_token, 'seconds')}."
         )
 
     def footnote(self) -> str:
@@ -151,8 +153,8 @@ class GanttView(View):
 
 def gantt_view(*, load: float, **how: Any) -> GanttView:
     """The run of a policy at a load."""
-    run = served(how["policy"], load, COUNT, **{n: x for n, x in how.items() if n != "policy"})
-    return GanttView(how["policy"], load, how["pages"], run)
+    request, policy = how.pop("request"), how.pop("policy")
+    return GanttView(policy, load, how["pages"], request, served(policy, load, COUNT, **how))
 
 
 def scene_of(view: GanttView) -> Scene:
@@ -164,7 +166,7 @@ def scene_of(view: GanttView) -> Scene:
     ]
     return Scene(
         end=1e3 * view.end, words=view.sentence(), unit="ms", kinds=KINDS, bars=tuple(bars),
-        lanes=tuple(f"r{number}" for number in range(SHOWN)),
+        lanes=tuple(f"r{number}" for number in range(SHOWN)), picks=tuple(b.lane for b in bars),
     )  # fmt: skip
 
 
@@ -208,9 +210,11 @@ class WaitsPlot(Plot):
         axes.yaxis.set_major_formatter("{x:,.0f}")
         self.first = self.marks(look("full").colour, "o", markersize=4, label="to the first token")
         self.gap = self.marks(look("gdn").colour, "^", markersize=4, label="largest gap")
+        self._chosen = self.line(color=ACCENT, linewidth=1.4)
         axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=2)
 
     def show(self, view: GanttView) -> None:
+        self._chosen.set_data([view.request] * 2, self.axes.get_ylim())
         for line, name in ((self.first, "first_token"), (self.gap, "largest_gap")):
             line.set_data(
                 range(COUNT), [1e3 * getattr(request, name) for request in view.run.requests]
@@ -229,6 +233,7 @@ class RequestsPanel(PlayedPanel):
     title = "Requests on two chips: who waits for whom?"
     figure_size = (9.6, 4.0)
     has_palette = True
+    bar_control = "request"
 
     policy = Choice("Policy", "chunks", {words: name for name, words in POLICIES.items()})
     load = Number("Load", 90.0, low=2.0, high=120.0, step=1.0, explanation="Requests per second")
@@ -249,6 +254,9 @@ class RequestsPanel(PlayedPanel):
         "Room", False, {"reserved for the whole text": False, "as written; evicts": True},
         explanation="Where it runs out, the youngest request is forgotten and read again",
     )  # fmt: skip
+    request = Number(
+        "Request", 0, low=0, high=SHOWN - 1, explanation="Marked below; a click on its lane"
+    )
 
     def compute(self, **state: Any) -> GanttView:
         return gantt_view(**state)

@@ -1,20 +1,23 @@
 """The collectives of the compiled step and of the textbook, with their causes."""
 
+import math
 import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from toolkit.figures import ACCENT, FAINT, INK, look
+from toolkit.figures import INK, look
 from toolkit.lab.kit.controls import Number
-from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.sharding.lanes import PASSES, Span, lanes
 from toolkit.lab.sharding.mesh import MESH, SCHEME
+from toolkit.lab.sharding.mlp_step import DEVICES
 from toolkit.lab.sharding.stored_steps import StoredCollective, compiled_with, stored_step
 from toolkit.lab.sharding.textbook import Expected, textbook
 from toolkit.measure import in_words
@@ -29,6 +32,7 @@ class StepView(View):
 
     mesh: str
     scheme: str
+    axes: dict[str, int]
     collectives: tuple[StoredCollective, ...]
     expected: tuple[Expected, ...]
     spans: tuple[Span, ...]
@@ -102,10 +106,11 @@ def step_of(*, mesh: str, scheme: str, collective: int) -> StepView:
     step = stored_step(mesh, scheme)
     chosen = max(min(collective, len(step.collectives)) - 1, 0)
     spans = tuple(lanes(step.collectives))
-    return StepView(mesh, scheme, step.collectives, tuple(textbook(step)), spans, chosen)
+    return StepView(mesh, scheme, step.axes, step.collectives, tuple(textbook(step)), spans, chosen)
 
 
 LANES = ("compute", "collectives")
+_COLOURS = ("#cfd6dc", "#9ea9b4", "#f4c99b", "#a8cfe8", "#b9dfc4")
 MOST_COLLECTIVES = 8
 _LETTERS = 128  # in a line of words
 
@@ -146,43 +151,6 @@ class KindsPlot(Plot):
                 word.set(text=label, x=sent / most + 0.01)
 
 
-class LanesPlot(Plot):
-    """Compute and collectives one after the other; the chosen collective is framed."""
-
-    def __init__(self, axes: Axes) -> None:
-        super().__init__(axes, title="The step in time (modelled, nothing overlaps)", grid="")
-        self.name_rows(LANES)
-        axes.set(xticks=[], xlim=(0, 1), ylim=(len(LANES) - 0.5, -0.5))
-        axes.set_xlabel("time", loc="right", fontsize=9)
-        self.boxes = [
-            self.moving(axes.add_patch(Rectangle((0, 0), 1, 0.7)))
-            for _ in range(len(PASSES) + MOST_COLLECTIVES)
-        ]
-        look = {"fontsize": 9, "ha": "center", "va": "center"}
-        self._words = [self.text(**look) for _ in self.boxes]
-
-    def show(self, view: StepView) -> None:
-        total = sum(span.length for span in view.spans)
-        for artist in (*self.boxes, *self._words):
-            artist.set_visible(False)
-        for box, words, span in zip(self.boxes, self._words, view.spans, strict=False):
-            row, is_chosen = LANES.index(span.lane), span.name == str(view.chosen + 1)
-            start, length = span.start / total, span.length / total
-            box.set_bounds(start, row - 0.35, length, 0.7)
-            is_compute = span.lane == "compute"
-            box.set(
-                visible=True, facecolor="#eef1f4" if is_compute else "#a8cfe8",
-                edgecolor=ACCENT if is_chosen else FAINT, linewidth=2.2 if is_chosen else 0.8,
-                zorder=2 if is_chosen else 1,
-            )  # fmt: skip
-            # What is too short for its number has it above, and only when it is the chosen one.
-            is_short = length < 0.02
-            words.set(
-                visible=is_chosen or not is_short, text=span.name, x=start + length / 2,
-                y=row - (0.47 if is_short else 0), fontweight="bold" if is_chosen else "normal",
-            )  # fmt: skip
-
-
 class CausePlot(Plot):
     """The chosen collective in words: what it is, its cause, its blame."""
 
@@ -200,9 +168,9 @@ class CausePlot(Plot):
         self._body.set_text("\n".join(lines))
 
 
-class StepPanel(Panel):
-    """The communication of one block's compiled step, with time and cause, and that of the
-    textbook.
+class StepPanel(PlayedPanel):
+    """The communication of one block's compiled step, which plays hop by hop, with its causes, and
+    that of the textbook.
 
     Example:
         >>> panel = StepPanel(mesh="1x8", scheme="tensor")
@@ -211,7 +179,8 @@ class StepPanel(Panel):
     """
 
     title = "What does the compiled step send?"
-    figure_size = (9.6, 5.0)
+    figure_size = (9.6, 3.5)
+    bar_control = "collective"
 
     mesh = MESH
     scheme = SCHEME
@@ -223,9 +192,60 @@ class StepPanel(Panel):
     def compute(self, **state: Any) -> StepView:
         return step_of(**state)
 
+    def scene(self, view: StepView) -> Scene:
+        return step_scene(view)
+
     def plots(self, figure: Figure) -> list[Plot]:
         return [
-            KindsPlot(figure.add_axes((0.125, 0.62, 0.855, 0.29))),
-            LanesPlot(figure.add_axes((0.125, 0.36, 0.855, 0.155))),
-            CausePlot(figure.add_axes((0.02, 0.08, 0.96, 0.22))),
+            KindsPlot(figure.add_axes((0.125, 0.5, 0.855, 0.38))),
+            CausePlot(figure.add_axes((0.02, 0.1, 0.96, 0.3))),
         ]
+
+
+def step_scene(view: StepView) -> Scene:
+    """The mesh, with every message of every collective in a ring of its devices, and the step's
+    lanes."""
+    columns = [*view.axes.values()][1]
+    nodes = tuple(
+        Node(str(n), 0.35 + 0.3 * (n % columns) / max(columns - 1, 1),
+             (n // columns) / max(DEVICES // columns - 1, 1))
+        for n in range(DEVICES)
+    )  # fmt: skip
+    kinds = tuple(map(Kind, (*PASSES, *KINDS), _COLOURS))
+    numbers = {kind.name: number for number, kind in enumerate(kinds)}
+    messages, bars, notes, picks, edges = [], [], [], [], dict[tuple[int, int], None]()
+    for span in view.spans:
+        start, end = span.start / 1e3, (span.start + span.length) / 1e3
+        if span.lane == "compute":
+            bars.append(Bar(0, start, end, span.name, numbers[span.name]))
+            notes.append((start, f"Every device computes: {span.name}."))
+            picks.append(-1)
+            continue
+        collective = view.collectives[int(span.name) - 1]
+        number, over = numbers[collective.kind], "+".join(collective.axes)
+        bars.append(Bar(1, start, end, f"{span.name} {collective.kind} over {over}", number))
+        notes.append((start, f"{span.name}: {collective.kind} over {over}: {collective.cause}."))
+        picks.append(int(span.name))
+        for group in groups_of(view.axes, collective.axes):
+            hops = (2 if collective.kind == "all-reduce" else 1) * (len(group) - 1)
+            times = np.linspace(start, end, hops + 1)
+            pairs = [*zip(group, (*group[1:], group[0]), strict=True)]
+            edges |= dict.fromkeys(pairs)
+            messages += [
+                Message(a, b, float(times[hop]), float(times[hop + 1]), "", number)
+                for hop in range(hops)
+                for a, b in pairs
+            ]
+    return Scene(
+        end=bars[-1].end, words=view.sentence(), unit="kB of sending", nodes=nodes, tall=0.17,
+        edges=tuple(edges), messages=tuple(messages), lanes=LANES, bars=tuple(bars), kinds=kinds,
+        notes=tuple(notes), picks=tuple(picks),
+    )  # fmt: skip
+
+
+def groups_of(axes: dict[str, int], over: tuple[str, ...]) -> list[list[int]]:
+    """Devices that a collective over some axes of the mesh brings together."""
+    devices = np.arange(DEVICES).reshape(*axes.values())
+    places = [[*axes].index(name) for name in over]
+    moved = np.moveaxis(devices, places, range(-len(places), 0))
+    return moved.reshape(-1, math.prod(axes[name] for name in over)).tolist()

@@ -144,7 +144,7 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
         "scenes": [json.loads(scene) for scene in scenes.places],
     }
     if isinstance(panel, PlayedPanel):
-        names = {name: getattr(panel, name) for name in ("lane_control", "time_control")}
+        names = {name: getattr(panel, name) for name in ("bar_control", "time_control")}
         header |= {"timed": panel.timed(), **names}
     return as_recording(header, rows)
 
