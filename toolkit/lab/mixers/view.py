@@ -89,8 +89,8 @@ class Comparison(TextView):
 
     def footnote(self) -> str:
         return (
-            "Red: the token looked at; dots: the same word; beside the maps: medians; above: a "
-            "corner of each state. Measured here, untrained."
+            "Red: the token looked at; dots: the same word; beside maps: medians; above: corners "
+            "of the states. Measured here; nothing is trained."
         )
 
     def known(self, side: str) -> int:

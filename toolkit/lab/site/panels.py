@@ -103,6 +103,11 @@ REPLAYED: dict[str, Replayed] = {
         },
         {"network": "torus:4x4", "cable": 5, "speed": 0.25, "schedule": "rings"},
     ),
+    "collectives-ring": Replayed(
+        "tutorials/05_ring", "RingPanel(", "RingPanel",
+        {"devices": (2, 3, 4, 6, 8, 12, 16), "collective": None, "ways": None},
+        {"collective": "all-gather"},
+    ),
     "experts-text": Replayed(
         "notebooks/experts", 'ExpertPanel(model="balanced"', "ExpertPanel",
         {"model": None, "layer": None, "capacity": (1.0, 1.25, 1.5, 2.0, 4.0), "devices": (1, 4)},
@@ -271,6 +276,11 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
     ("notebooks/speedups", 'Lesson("speedups").predict('): (
         "speedups",
         {"method": "Gated DeltaNet", "work": "forward and backward", "batch": "every batch"},
+    ),
+    ("tutorials/04_meshes", "MeshPanel("): ("sharding-mesh", {"scheme": "tensor"}),
+    ("tutorials/06_shard_transformer", "StepPanel("): ("sharding-step", {"scheme": "tensor"}),
+    ("tutorials/07_pipeline", "PipelinePanel("): (
+        "pipelines", {"schedule": "ZB-V", "times": "1", "delay": "0.5"},
     ),
     ("tutorials/11_skip_and_compress", 'lesson.predict("cut_latent", SlicePanel'): (
         "latent-slices", {},
