@@ -59,8 +59,8 @@ def _draw_grid(axes: Axes, grid: Grid, time: float) -> None:
     box = axes.get_window_extent()
     wide, high = box.width / columns, box.height / rows
     for (row, column), value in np.ndenumerate(grid.values[moment] if moment >= 0 else []):
-        middle = np.array([column + 0.5, row + 0.5])
-        label = grid.labels[row * columns + column] if grid.labels else ""
+        x, y = column + 0.5, row + 0.5
+        label = str(grid.labels[row * columns + column]) if grid.labels else ""
         ink, colour = INK, MORE if value > 0 else LESS
         if np.isinf(value):
             ink = FAINT
@@ -69,13 +69,17 @@ def _draw_grid(axes: Axes, grid: Grid, time: float) -> None:
             ink = FAINT
         elif grid.labels:
             alpha = 0.08 + 0.92 * abs(value)
-            axes.add_patch(Rectangle(middle - 0.48, 0.96, 0.96, facecolor=colour, alpha=alpha))
+            axes.add_patch(
+                Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, facecolor=colour, alpha=alpha)
+            )
             ink = "white" if abs(value) > 0.7 else INK
         elif value:
-            side = 0.92 * np.sqrt(abs(value)) * min(wide, high) / np.array([wide, high])
+            side = 0.92 * float(np.sqrt(abs(value))) * min(wide, high)
             face = {"facecolor": colour} if value > 0 else {"fill": False, "edgecolor": colour}
-            axes.add_patch(Rectangle(middle - side / 2, *side, **face))
-        axes.annotate(label, middle, ha="center", va="center", fontsize=7.5, color=ink)
+            across, down = side / wide, side / high
+            corner = x - across / 2, y - down / 2
+            axes.add_patch(Rectangle(corner, across, down, **face))
+        axes.annotate(label, (x, y), ha="center", va="center", fontsize=7.5, color=ink)
 
 
 def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
