@@ -1,5 +1,7 @@
 """A scene as a still picture, for readers without a kernel: what the player shows at one time."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
@@ -115,7 +117,10 @@ def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
         if not is_small:
             # A node that does nothing of its own has room for its name.
             is_own = len(scene.lanes) == len(scene.nodes)
-            below = {"xytext": (0, -17 if is_own else 0), "textcoords": "offset points"}
+            below: dict[str, Any] = {
+                "xytext": (0, -17 if is_own else 0),
+                "textcoords": "offset points",
+            }
             axes.annotate(node.name, place, ha="center", va="center", fontsize=8.5, **below)
     for message in scene.messages:
         if message.start <= time < message.end:
@@ -124,7 +129,11 @@ def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
             colour = scene.kinds[message.kind].colour
             axes.plot(*place, "o", color=colour, markeredgecolor=ACCENT, markersize=7, zorder=3)
             if not is_small:
-                above = {"xytext": (0, 9), "textcoords": "offset points", "fontsize": 8}
+                above: dict[str, Any] = {
+                    "xytext": (0, 9),
+                    "textcoords": "offset points",
+                    "fontsize": 8,
+                }
                 axes.annotate(message.label, place, ha="center", va="center", **above)
 
 
