@@ -77,7 +77,9 @@ def _draw_grid(axes: Axes, grid: Grid, time: float) -> None:
             ink = "white" if abs(value) > 0.7 else INK
         elif value:
             side = 0.92 * float(np.sqrt(abs(value))) * min(wide, high)
-            face = {"facecolor": colour} if value > 0 else {"fill": False, "edgecolor": colour}
+            face: dict[str, Any] = (
+                {"facecolor": colour} if value > 0 else {"fill": False, "edgecolor": colour}
+            )
             across, down = side / wide, side / high
             corner = x - across / 2, y - down / 2
             axes.add_patch(Rectangle(corner, across, down, **face))
