@@ -4,6 +4,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 
 * `CostPanel`: the cost of reading and of continuing a longer context
 * `ReadingPanel`: softmax attention and the gated delta net read one sentence
+* `OnlinePanel`: softmax in blocks, whose maximum rises and whose sums are rescaled
 * `MemoryPanel`: the state that must be kept to write the next token
 * `MixerPanel`: two linear-time mixers on one text: state, effective memory, decay
 * `MixerCostPanel`: the cost of one more token for the two and for softmax attention
@@ -31,6 +32,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `SalePanel`: which tiles of a prompt SALE keeps at a threshold, and why
 * `StalePanel`: how AdaSpa's map of tiles ages over denoising steps
 * `AcceptancePanel`: sparse drafts accepted by the rows of a batch, round by round
+* `WritingPanel`: a text written with a small cache: tokens read, kept and evicted, word by word
 * `RequestsPanel`: requests on two chips that play: queue, prompts, texts, evictions, pages
 * `GoodputPanel`: the share of requests within their bounds by load, and its knee, by policy
 * `ChipMemoryPanel`: memory of one chip in a train step, by category
@@ -62,6 +64,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolkit.lab.attention.instrument import CostPanel, MemoryPanel
+    from toolkit.lab.attention.online import OnlinePanel
     from toolkit.lab.attention.reading import ReadingPanel
     from toolkit.lab.collectives.chunks import ChunksPanel
     from toolkit.lab.collectives.cut import CutPanel
@@ -98,11 +101,13 @@ if TYPE_CHECKING:
     from toolkit.lab.sparsity.fit import FitPanel
     from toolkit.lab.sparsity.sale import SalePanel
     from toolkit.lab.sparsity.stale import StalePanel
+    from toolkit.lab.sparsity.writing import WritingPanel
     from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
 _HOMES = {
     "toolkit.lab.attention.instrument": ("CostPanel", "MemoryPanel"),
+    "toolkit.lab.attention.online": ("OnlinePanel",),
     "toolkit.lab.attention.reading": ("ReadingPanel",),
     "toolkit.lab.collectives.chunks": ("ChunksPanel",),
     "toolkit.lab.collectives.cut": ("CutPanel",),
@@ -139,6 +144,7 @@ _HOMES = {
     "toolkit.lab.sparsity.fit": ("FitPanel",),
     "toolkit.lab.sparsity.sale": ("SalePanel",),
     "toolkit.lab.sparsity.stale": ("StalePanel",),
+    "toolkit.lab.sparsity.writing": ("WritingPanel",),
     "toolkit.lab.speedups.panel": ("SpeedupPanel",),
     "toolkit.lab.tour.tour": ("run_tour",),
     "toolkit.language": (
@@ -175,6 +181,7 @@ __all__ = [
     "MixerPanel",
     "NotebookRun",
     "Number",
+    "OnlinePanel",
     "Panel",
     "PipelinePanel",
     "PlanPanel",
@@ -191,6 +198,7 @@ __all__ = [
     "StepPanel",
     "TimelinePanel",
     "Words",
+    "WritingPanel",
     "gather",
     "run_notebook",
     "run_tour",
