@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from toolkit.attention import gated_delta_net_reference, softmax_attention_reference
+from toolkit.lab.attention.online import online_scene, online_view
 from toolkit.lab.attention.reading import (
     KEY_SIZE,
     MAX_TOKENS,
+    SENTENCE,
     SHARPNESS,
     VALUE_SIZE,
     Reading,
@@ -116,3 +118,19 @@ def test_sentence_and_table_agree_with_the_arrays() -> None:
     table = view.table()
     assert len(table.rows) == 4
     assert table.rows[0][2] == in_words(view.weights[3, 0], "share")
+
+
+@pytest.mark.parametrize(("token", "block"), [(1, 3), (12, 3), (15, 1), (16, 24)])
+def test_softmax_in_blocks_ends_where_softmax_does(token: int, block: int) -> None:
+    view = online_view(SENTENCE, token=token, block=block, sharpness=5.0)
+    weights = np.exp(view.scores - view.scores.max())
+    values = np.random.default_rng(3).standard_normal((MAX_TOKENS, VALUE_SIZE))[:token]
+    wanted = weights @ values / weights.sum()
+    np.testing.assert_allclose(view.outputs[-1] / view.sums[-1], wanted, rtol=1e-12)
+    scene = online_scene(view)
+    last = scene.grids[0].values[-1].ravel()[:token]
+    np.testing.assert_allclose(last, weights, rtol=1e-12)
+    # Without rescaling, what was summed first would count too much.
+    if token == 12:
+        assert (view.factors[1:] < 0.5).sum() == 2
+        assert scene.grids[0].values[4].max() < scene.grids[0].values[1].max()

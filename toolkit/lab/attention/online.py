@@ -81,7 +81,7 @@ def online_view(text: str, *, token: int, block: int, sharpness: float) -> Onlin
     """The sums after each block."""
     given = looked_at(text.split(), token, MAX_TOKENS)
     count = given["token"] + 1
-    keys = np.float64(word_keys(given["words"], MAX_TOKENS)[:count])
+    keys = word_keys(given["words"], MAX_TOKENS)[:count].astype(float)
     values = np.random.default_rng(3).standard_normal((MAX_TOKENS, VALUE_SIZE))[:count]
     scores = sharpness * keys @ keys[-1]
     most, total, out = -np.inf, 0.0, np.zeros(VALUE_SIZE)
@@ -130,7 +130,7 @@ class OnlinePanel(PlayedPanel):
 
     text = Words("Sentence", SENTENCE, "Up to 24 words; press Enter")
     token = Number(
-        "Token", 14, low=1, high=MAX_TOKENS, explanation="That asks",
+        "Token", 12, low=1, high=MAX_TOKENS, explanation="That asks",
         maximum=lambda view: len(view.words),
     )  # fmt: skip
     block = Number("Block", 3, low=1, high=12, explanation="Keys that are read together")
