@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.experts import router_logits
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.looped import LoopedConfig, LoopedLM, load_model
+from toolkit.parallel.experts.dispatch import expert_slots
 
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 CONFIG = LoopedConfig.tiny(
@@ -95,6 +96,26 @@ def main(folder: Path) -> None:
         found = np.asarray(_logits(model, windows[0])).reshape(LAYERS, -1, EXPERTS)
         logits[name] = found.astype(np.float16)
     save_file(logits, folder / LOGITS)
+
+
+def kept_pairs(
+    experts: Int[np.ndarray, "tokens chosen"], count: int, devices: int, capacity: float
+) -> tuple[Bool[np.ndarray, "tokens chosen"], int]:
+    """The pairs that experts with a capacity take, and their slots for each device.
+
+    Each of `devices` has an equal part of the tokens in their order, the last one perhaps less; an
+    expert takes the first pairs of each, as in `toolkit.parallel.experts.sharded_mixture`.
+    """
+    tokens, chosen = experts.shape
+    each = -(-tokens // devices)
+    slots = min(each, expert_slots(each * chosen, count, capacity))
+    is_kept = np.zeros(experts.shape, bool)
+    for first in range(0, tokens, each):
+        part = experts[first : first + each].ravel()
+        before = np.cumsum(part[:, None] == np.arange(count), axis=0)
+        rank = before[np.arange(len(part)), part] - 1
+        is_kept[first : first + each] = (rank < slots).reshape(-1, chosen)
+    return is_kept, slots
 
 
 if __name__ == "__main__":

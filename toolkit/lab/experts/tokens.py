@@ -17,16 +17,17 @@ from toolkit.lab.experts.small_mixture import (
     CHOSEN,
     EXPERTS,
     LAYERS,
+    kept_pairs,
     logits_of_text,
     record_of,
 )
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.scene import Grid, Kind, Message, Node, Scene
 from toolkit.lab.kit.text import TextView, looked_at
 from toolkit.lab.kit.view import Data
 from toolkit.measure.words import counted
-from toolkit.parallel.experts.dispatch import expert_slots
 
 TEXT = (
     "An object that is not hashable cannot be a key of a dictionary; the class "
@@ -35,26 +36,6 @@ TEXT = (
 LINE, LINES = 32, 4
 MOST = LINE * LINES
 TRAINED = {"plain": "without a balance loss", "balanced": "with a balance loss"}
-
-
-def kept_pairs(
-    experts: Int[np.ndarray, "tokens chosen"], count: int, devices: int, capacity: float
-) -> tuple[Bool[np.ndarray, "tokens chosen"], int]:
-    """The pairs that experts with a capacity take, and their slots for each device.
-
-    Each of `devices` has an equal part of the tokens in their order, the last one perhaps less; an
-    expert takes the first pairs of each, as in `toolkit.parallel.experts.sharded_mixture`.
-    """
-    tokens, chosen = experts.shape
-    each = -(-tokens // devices)
-    slots = min(each, expert_slots(each * chosen, count, capacity))
-    is_kept = np.zeros(experts.shape, bool)
-    for first in range(0, tokens, each):
-        part = experts[first : first + each].ravel()
-        before = np.cumsum(part[:, None] == np.arange(count), axis=0)
-        rank = before[np.arange(len(part)), part] - 1
-        is_kept[first : first + each] = (rank < slots).reshape(-1, chosen)
-    return is_kept, slots
 
 
 @dataclass(frozen=True)
@@ -278,7 +259,7 @@ class RouterPlot(Plot):
             words.set(text=f"{weight:.0%}", x=expert, y=view.scores[expert] + 0.02)
 
 
-class ExpertPanel(Panel):
+class ExpertPanel(PlayedPanel):
     """The experts of a text's bytes, their loads, and what a capacity drops.
 
     Example:
@@ -310,9 +291,50 @@ class ExpertPanel(Panel):
     def compute(self, **state: Any) -> TokensView:
         return tokens_view(**state)
 
+    def scene(self, view: TokensView) -> Scene:
+        return token_scene(view)
+
     def plots(self, figure: Figure) -> list[Plot]:
         return [
             TextPlot(figure.add_axes((0.02, 0.13, 0.6, 0.79))),
             LoadPlot(figure.add_axes((0.69, 0.6, 0.3, 0.32))),
             RouterPlot(figure.add_axes((0.69, 0.13, 0.3, 0.3))),
         ]
+
+
+def token_scene(view: TokensView) -> Scene:
+    """Every device sends its bytes to their experts in turn; experts fill, and what finds no slot
+    is lost."""
+    count, flight = len(view.words), 3.0
+    each = -(-count // view.devices)
+    nodes = [Node(f"d{n + 1}" if view.devices > 1 else "text", 0.06, (n + 0.5) / view.devices)
+             for n in range(view.devices)]  # fmt: skip
+    nodes += [Node(name, 0.34, (n + 0.5) / EXPERTS) for n, name in enumerate(NAMES)]
+    taken: list[list[float]] = [[] for _ in range(EXPERTS)]
+    cells = np.full((each + 1, LINES * LINE), np.inf)
+    messages = []
+    for at in range(count):
+        device, start = divmod(at, each)
+        for expert, is_kept in zip(view.experts[at], view.is_kept[at], strict=True):
+            node, kind = view.devices + int(expert), int(not is_kept)
+            messages.append(Message(device, node, start, start + flight, view.words[at], kind))
+            if is_kept:
+                taken[expert].append(start + flight)
+        share = view.is_kept[at].mean()
+        cells[start + 1 :, at] = share if share else np.nan
+    room = max(view.slots * view.devices, 1)
+    levels = [((0.0,), (0.0,))] * view.devices
+    levels += [
+        ([0.0, *sorted(times)], [n / room for n in range(len(times) + 1)]) for times in taken
+    ]
+    grid = Grid(
+        "Taken by both experts; pale: by one; crossed out: by none", (0.42, 0, 0.58, 1),
+        [""] * LINES, [""] * LINE, [*map(float, range(each + 1))],
+        cells.reshape(-1, LINES, LINE), [*view.words, *[""] * (LINES * LINE - count)],
+    )  # fmt: skip
+    return Scene(
+        end=each + flight, words=view.sentence(), unit="bytes of a device", nodes=tuple(nodes),
+        edges=tuple((d, view.devices + e) for d in range(view.devices) for e in range(EXPERTS)),
+        tall=0.3, messages=tuple(messages), levels=tuple(levels), grids=(grid,),
+        kinds=(Kind("taken", "#a8cfe8"), Kind("dropped", ACCENT)),
+    )  # fmt: skip

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from toolkit.experts import route
 from toolkit.figures import look
 from toolkit.lab.experts.balance import STEPS, levelling
-from toolkit.lab.experts.small_mixture import CHOSEN, EXPERTS, held_out_logits
-from toolkit.lab.experts.tokens import kept_pairs
+from toolkit.lab.experts.small_mixture import CHOSEN, EXPERTS, held_out_logits, kept_pairs
 from toolkit.lab.lessons.drawing import draw_bars, draw_matrices, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
