@@ -149,17 +149,33 @@ def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Ar
     stored = _stored(cache, new)
 
     def write():
-        written = {}
-        for name, array in stored.items():
-            place: list[Any] = [slice(None)] * array.ndim
-            place[0], place[axis] = jnp.arange(slot.shape[0], dtype=slot.dtype), slot
-            written[name] = array.at[tuple(place)].set(new[name], mode="drop")
-        return written
+        return {name: _put(array, new[name], slot, axis) for name, array in stored.items()}
 
     # Inside a conditional, since XLA copies the result of a bare update, once for the reads that
     # follow and once for the result, which takes twenty times as long as the step.
     arrays = lax.cond((slot < cache.capacity).any(), write, lambda: stored)
     return replace(cache, **arrays, length=cache.length + 1)
+
+
+def _put(array: Array, new: Array, slot: Array, axis: int) -> Array:
+    axis %= array.ndim
+
+    def by_place(array, new, slot):
+        place: list[Any] = [slice(None)] * array.ndim
+        place[0], place[axis] = jnp.arange(slot.shape[0], dtype=slot.dtype), slot
+        return array.at[tuple(place)].set(new, mode="drop")
+
+    def by_mask(array, new, slot):
+        is_there = lax.broadcasted_iota(slot.dtype, array.shape, axis) == slot.reshape(
+            -1, *(1,) * (array.ndim - 1)
+        )
+        return jnp.where(is_there, jnp.expand_dims(new, axis).astype(array.dtype), array)
+
+    # XLA on CPUs writes into bfloat16 or 8-bit floats by way of a float32 copy of all of the array.
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    has_copy = is_float and array.dtype.name not in ("float16", "float32", "float64")
+    on_cpu = by_mask if has_copy else by_place
+    return lax.platform_dependent(array, new, slot, cpu=on_cpu, default=by_place)
 
 
 def cut_as_arrays_are(

@@ -89,9 +89,11 @@ def _by_blocks(
 ) -> Attended:
     """The same, a block of slots at a time: blocks are merged by the logs of their sums."""
     slots = latents.shape[1]
-    arrays = latents, rope_keys, first_slots(slots, filled)
+    whole = latents, rope_keys, first_slots(slots, filled)
 
     def block(start):
+        # Or XLA widens all of a bfloat16 cache ahead of the loop.
+        arrays, start = lax.optimization_barrier((whole, start))
         first = jnp.minimum(start, slots - BLOCK)  # the last one overlaps the one before
         c, r, visible = (lax.dynamic_slice_in_dim(x, first, BLOCK, axis=1) for x in arrays)
         is_new = first + jnp.arange(BLOCK, dtype=jnp.int32) >= start

@@ -40,6 +40,7 @@ from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.rounding import NumberFormat, calibrated, floats, stored
 from toolkit.attention.softmax.scores import Options, at_ages, capped, checked_cap, window_of
+from toolkit.attention.softmax.slots import dot_keys, weighted_values
 
 
 @jax.tree_util.register_dataclass
@@ -244,17 +245,15 @@ def attend_to_slots(
 ) -> tuple[Float[Array, "batch key_heads group value"], Float[Array, "batch key_heads group 1"]]:
     """Softmax of one query per head over the visible slots, and its log-sum-exp."""
     precise = accumulator(q.dtype)
-    keys, values = cache.keys.astype(q.dtype), cache.values.astype(q.dtype)
     if cache.key_channels is not None:  # of the keys, moved to the one query
         q = (q.astype(precise) * cache.key_channels[:, :, None]).astype(q.dtype)
-    products = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise)
+    products = dot_keys(q, cache.keys)
     if cache.key_scales is not None:
         products *= cache.key_scales[:, :, None]
     scores = capped(products, options)
     p, total, lse = masked_softmax(scores if penalty is None else scores - penalty, visible)
     weights = p if cache.value_scales is None else p * cache.value_scales[:, :, None]
-    weights = weights.astype(values.dtype)
-    out = jnp.einsum("bhgs,bhvs->bhgv", weights, values, preferred_element_type=precise)
+    out = weighted_values(weights.astype(q.dtype), cache.values)
     # 0 * NaN is NaN: where a slot without a token holds one, sum again without those slots, slowly.
     out = lax.cond(
         jnp.isfinite(out).all(),
