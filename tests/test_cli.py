@@ -127,6 +127,45 @@ def test_bad_input_gets_a_readable_error(toolkit, tmp_path, arguments, words):
         assert word in err
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("train RUN --pattern full --sliding-window 8", "window: got options of it"),
+        ("train RUN --pattern gdn --attention-output-gate", "full: got options of it"),
+        ("train RUN --set looped.window.sliding_window=8", "window: got options of it"),
+        ("train RUN --text RUN --corpus code", "corpus: got 'code' beside text"),
+        ("train RUN --simulated-devices 8", "simulated_devices: got 8 with layout 'single'"),
+        ("train RUN --layout data --cores 2", "cores: got 2 with a layout"),
+        ("train RUN --optimizer sgd --b2 0.9", "b2: got 0.9, and 'sgd' has none"),
+        ("train RUN --router-z 0.1", "router_z: got 0.1, and feed_forwards has no 'moe'"),
+        ("train RUN --weights", "weights: got ()"),
+        ("train RUN --weights 1 2", "weights: got 2 for 1 texts"),
+        ("plan --lengths", "lengths: got none"),
+        ("plan --decode 8 --memory 3", "memory: got --memory 3.0 with --decode"),
+        ("plan --chips h100:4+a100:8 --save FILE", "save: got --save FILE with --chips"),
+        ("plan --weights float8", "weights: got --weights float8 without --decode"),
+        ("plan --collectives ring", "collectives: got --collectives ring without --topology"),
+        ("plan --verify v5e:2x2 --chips v5e:4x4", "chips: got --chips v5e:4x4 with a topology"),
+        ("plan --recipe llama-3-405b --batch 4", "batch: got --batch 4 with --recipe"),
+        ("explain --plan FILE --loops 3", "loops: got --loops 3 with --plan"),
+        ("bench gdn --minutes 3", "minutes: got --minutes 3.0 without --all"),
+        ("bench gdn --all", "suites: got --suites ('gdn',) with --all"),
+        ("bench --recorded FILE --rounds 3", "rounds: got --rounds 3 with --recorded"),
+        ("experiment --list --seeds 3", "seeds: got --seeds 3 with --list"),
+        ("compare RUN --recorded --seeds 9", "seeds: got --seeds 9 with --recorded"),
+        ("evaluate RUN FILE --rows 3", "rows: got --rows 3 with files of rows alone"),
+        ("launch --hosts 3 -- echo", "hosts: got --hosts 3 without --cluster"),
+        ("launch --cluster slurm --dry-run --processes 3 -- echo", "processes: got --processes 3"),
+        ("plan-collective a100:2x8 --root 3", "root: got 3 with all-reduce"),
+        ("audit-sparse RUN --text FILE --budget", "budget: got none"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(toolkit, tmp_path, line, named):
+    status, _, err = toolkit(*line.replace("RUN", str(tmp_path)).split())
+    assert status == 2
+    assert named in err
+
+
 def test_a_port_in_use_is_named(toolkit):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from toolkit.cli.unread import refuse_changed, refuse_unread
+
 
 def launch(
     command: Annotated[tuple[str, ...], tyro.conf.Positional],
@@ -43,9 +45,14 @@ def launch(
             "to submit to it"
         )
     if cluster != "here":
+        refuse_unread(
+            launch, locals(), "cluster", ("command", "hosts", "devices", "restarts", "dry_run")
+        )
         how = {"hosts": hosts, "devices": devices or 8, "restarts": restarts}
         print(parallel.launch_recipe(command, cluster, **how), end="")
-    elif dry_run:
+        return
+    refuse_changed(launch, {"hosts": hosts}, "without --cluster, which alone reads it")
+    if dry_run:
         print(launch_commands(command, processes, devices))
     else:
         how = {"processes": processes, "restarts": restarts, "fewest": fewest}
@@ -62,7 +69,7 @@ def plan(
     verify: str | None = None,
     calibrate: Path | None = None,
     links: Path | None = None,
-    lengths: tuple[int, ...] = (),
+    lengths: tuple[int, ...] | None = None,
     host_link: float | None = None,
     host_memory: float = 200.0,
     grade: Path | None = None,
@@ -138,6 +145,7 @@ def plan(
         save: write the fastest plan to this file, for `toolkit train --plan` and `toolkit explain
             --plan`; with `exchange` the fastest whose replicas exchange gradients, and how.
     """
+    _refuse_unread(dict(locals()))
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
     from toolkit.planning.grade.cases import looped_cases, mixture_cases
@@ -197,7 +205,8 @@ def plan(
         fitted = planning.calibrate(calibrate)
         print(f"{fitted}\n")
         constants = fitted.constants
-    where = planning.cluster(verify or compile or chips)
+    chips = verify or compile or chips
+    where = planning.cluster(chips)
     if topology is not None:
         from toolkit.schedules.collectives import named_topology
 
@@ -239,9 +248,9 @@ def plan(
         print(f"Train it with:  {again} && {ahead}toolkit train RUN --plan plan.json")
     if links is not None:
         print(placed_in_words(found, links))
-    if lengths:
+    if lengths is not None:
         limit = {"memory": found.best.limit, "constants": constants}
-        groups = planning.plan_sequences(config, compile or chips, lengths, **limit)
+        groups = planning.plan_sequences(config, chips, lengths, **limit)
         print(groups)
         if where.chips <= MOST_CHIPS:
             costs = groups.costs
@@ -260,6 +269,31 @@ def plan(
         print(grading.verify_plan(found))
     if compile is not None:
         print(grading.compile_plan(found))
+
+
+def _refuse_unread(given: dict[str, Any]) -> None:
+    """Refuse options of `plan` that it would not read beside the others."""
+    graded = ("grade", "grade_looped", "grade_experts", "grade_plans", "grade_drawn")
+    modes: dict[str, tuple[str, ...]] = dict.fromkeys(graded, ("minutes",))
+    modes |= {"grade_published": (), "grade_served": (), "recipe": ()}
+    modes["decode"] = ("model", "chips", "batch", "imbalance", "weights", "cache")
+    for mode, read in modes.items():
+        if given[mode] is not None:
+            return refuse_unread(plan, given, mode, read)
+    if "+" in given["chips"]:
+        return refuse_unread(plan, given, "chips", ("model", "batch", "sequence_length"))
+    if given["lengths"] is not None and not given["lengths"]:
+        raise ValueError(
+            "lengths: got none; wanted tokens of sequences, such as --lengths 512 4096"
+        )
+    if given["verify"] or given["compile"]:
+        refuse_changed(plan, {"chips": given["chips"]}, "with a topology to compile for")
+    needs = {"minutes": "grade", "weights": "decode", "cache": "decode"}
+    needs |= {"host_memory": "host_link", "collectives": "topology"}
+    for name, other in needs.items():
+        if given[other] is None:
+            only = f"without --{other.replace('_', '-')}, which alone reads it"
+            refuse_changed(plan, {name: given[name]}, only)
 
 
 def explain(
@@ -292,6 +326,7 @@ def explain(
             simulated devices as it takes.
     """
     if plan is not None:
+        refuse_unread(explain, locals(), "plan", ())
         from toolkit.parallel import simulate_devices
         from toolkit.planning import load_plan
 

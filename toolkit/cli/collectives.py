@@ -34,6 +34,8 @@ def plan_collective(
     if not found or not float(found[1]):
         raise ValueError(f"size must be a number of bytes, such as 64MB or 1GB; got {size!r}")
     wanted = float(found[1]) * _UNITS[found[2].upper()]
+    if root and op not in ("broadcast", "reduce"):
+        raise ValueError(f"root: got {root} with {op}, in which all ranks do the same; wanted none")
     network = collectives.named_topology(topology)
     report = collectives.plan_report(network, op, wanted, root=root, trees_per_root=trees)
     print(report)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from toolkit.cli.language import OwnModules, import_modules
+from toolkit.cli.unread import refuse_unread
 
 
 def compare(
@@ -49,6 +50,8 @@ def compare(
         imports: a module of your own that registers mixers or optimisers (repeatable).
         recorded: only print and draw what is in the folder.
     """
+    if recorded:
+        refuse_unread(compare, locals(), "recorded", ("directory", "imports"))
     import_modules(imports)
     from toolkit.experiments import load_comparison, run_comparison, show_comparison
     from toolkit.language import load_tokenizer

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from toolkit.cli.unread import refuse_changed
+
 OwnModules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="import")]
 
 
@@ -181,6 +183,9 @@ def evaluate(
     from toolkit.language import evaluation
     from toolkit.language.evaluation.rows import DRAWN
 
+    if not {*tasks} & {*DRAWN}:
+        own = {"rows": rows, "size": size, "seed": seed}
+        refuse_changed(evaluate, own, "with files of rows alone, which are read as they are")
     asked = {
         task: [*evaluation.drawn_rows(task, size, rows, seed)]
         if task in DRAWN

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from toolkit.cli.unread import refuse_changed, refuse_unread
+
 
 def bench(
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
@@ -34,7 +36,9 @@ def bench(
         minutes: with --all, begin nothing more after them.
         interpret: with --all on a CPU, rehearse with the kernels of this platform interpreted.
     """
+    given = dict(locals())
     if all:
+        refuse_unread(bench, given, "all", ("record", "minutes", "rounds", "only", "interpret"))
         from toolkit.bench.accelerator.record_all import FAILED, record_all
 
         path = record or Path("runs/bench/accelerator.json")
@@ -43,6 +47,10 @@ def bench(
         failed = sum(FAILED in entry.name for entry in found)
         print(f"\nrecorded: {path}, {len(found)} records, {failed} failed; see docs/results.md")
         return
+    if recorded is not None:
+        refuse_unread(bench, given, "recorded", ("suites", "out", "plot"))
+    own = {name: given[name] for name in ("record", "minutes", "interpret")}
+    refuse_changed(bench, own, "without --all, which alone reads it")
     from toolkit.bench import SUITES, run_suites
     from toolkit.lab import sliders
 
@@ -73,15 +81,18 @@ def experiment(
         recorded: only print and draw this file of finished runs.
         list: print the names of all experiments.
     """
+    given = dict(locals())
     from toolkit.experiments import EXPERIMENTS, load_experiment, run_experiment, show_recorded
 
     if list:
+        refuse_unread(experiment, given, "list", ())
         for known, summary in EXPERIMENTS.items():
             print(f"{known:<14} {summary}")
         return
     found = load_experiment(name)
     directory = directory or Path("runs/experiments") / name
     if recorded is not None:
+        refuse_unread(experiment, given, "recorded", ("name", "directory"))
         show_recorded(found, recorded, directory)
         return
     if found.devices > 1:

@@ -34,6 +34,8 @@ def audit_sparse(
     from toolkit.experiments.sparse.lossless import decode_losslessly, lossless_table
     from toolkit.experiments.sparse.page import write_page
 
+    if not budget:
+        raise ValueError("budget: got none; wanted tokens, such as --budget 128 64")
     if lossless < 0:
         raise ValueError(f"lossless must be at least 0 tokens; got {lossless}")
     if not page.absolute().parent.is_dir():

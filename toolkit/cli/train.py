@@ -98,6 +98,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
                 f"{own[0]}: got {table[own[0]]!r} with init_from, whose model has its own"
             )
         config = load_checkpoint(published, **table).config
+    _refuse_unread(start, values, config)
     text = values.get("text", start.corpus)
     text = text if isinstance(text, str) else tuple(text)
     run = TrainingRun(config, text=text, cores=shared, **settings)
@@ -179,6 +180,32 @@ def _values(directory: Path, start: Start, given: dict[str, Any]) -> dict[str, A
     if values.get("bias_rate") and "moe" in values["looped"].get("feed_forwards", "").split():
         values = merged({"looped": {"moe": {"choice_bias": True}}}, values)
     return values
+
+
+def _refuse_unread(start: Start, values: dict[str, Any], config: Any) -> None:
+    """Refuse options that this run would not read."""
+    from toolkit.cli.options import parsed_settings
+    from toolkit.looped.mixing import LAYERS
+
+    words = {*config.prelude_layers, *config.layers, *config.coda_layers}
+    asked = {*parsed_settings(start.set).get("looped", {})} & {*LAYERS}
+    asked |= set() if start.sliding_window is None else {"window"}
+    if start.attention_output_gate and not words & {"full", "window"}:
+        asked |= {"full"}
+    for word in sorted(asked - words):
+        raise ValueError(
+            f"{word}: got options of it, and the pattern {config.pattern!r} has no such layer"
+        )
+    if start.corpus != "prose" and "text" in values:
+        raise ValueError(f"corpus: got {start.corpus!r} beside text; wanted one of the two")
+    is_single = values.get("layout", "single") == "single" and start.plan is None
+    if is_single and start.simulated_devices != 1:
+        raise ValueError(
+            f"simulated_devices: got {start.simulated_devices} with layout 'single', which has "
+            "one; wanted a layout, such as --layout data"
+        )
+    if not is_single and start.cores is not None:
+        raise ValueError(f"cores: got {start.cores} with a layout or a plan, which has devices")
 
 
 def _planned(path: Path, values: dict[str, Any], given: dict[str, Any]) -> Any:

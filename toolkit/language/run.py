@@ -35,6 +35,12 @@ class TrainingRun(TrainingSettings):
         if self.cores < 1:
             raise ValueError(f"cores: got {self.cores}, wanted at least 1")
         has_experts = "moe" in self.config.feed_forward_words
+        usual = {"balance": TrainingSettings.balance, "router_z": 0.0}
+        for name, value in usual.items():
+            if not has_experts and getattr(self, name) not in (0.0, value):
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)}, and feed_forwards has no 'moe'; wanted 0"
+                )
         has_bias = has_experts and self.config.moe.choice_bias
         if self.bias_rate > 0 and not has_bias:
             raise ValueError(

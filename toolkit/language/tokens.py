@@ -157,8 +157,8 @@ def check_vocabulary(tokenizer: Any, vocabulary: int) -> None:
     check_tokenizer(tokenizer)
     if (size := tokenizer.get_vocab_size()) > vocabulary:
         raise ValueError(
-            f"tokenizer: got one of {size:,} tokens for a model of {vocabulary:,}; "
-            "wanted the one that the model was trained with"
+            f"tokenizer: got one of {size:,} tokens for a model of {vocabulary:,}; wanted the one "
+            f"that the model was trained with, or for a new model --vocabulary {size}"
         )
 
 

@@ -129,6 +129,10 @@ class Recipe:
             )
         if is_averaging and self.b1 == 0:
             raise ValueError(f"b1: got 0 with optimizer {self.optimizer!r}; wanted more than 0")
+        for name in ("b1", "b2"):
+            own = getattr(OPTIMIZERS[self.optimizer], name)
+            if (value := getattr(self, name)) and not own:
+                raise ValueError(f"{name}: got {value}, and {self.optimizer!r} has none")
         if self.learning_rate != "search":
             return
         wanted = {"schedule": None, "warmup": None, "final_rate": 0, "ema": 0, "accumulate": 1}
