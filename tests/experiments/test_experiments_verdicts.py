@@ -5,6 +5,7 @@ import pytest
 
 from toolkit.experiments import Claim, MissingResultError, Results, above, below, power
 from toolkit.experiments.kit.verdicts import fails
+from toolkit.experiments.sparse.claims import CLAIMS, SEEDS_OF_ERROR
 
 
 def judged(margins, claims=1, **options):
@@ -71,6 +72,7 @@ def test_ten_seeds_see_one_deviation_and_chance_is_not_seen():
     assert power(5, 1.0) < 0.5
     assert 0.015 < power(5, 0.0) < 0.035  # half of 5 %: on one side
     assert power(10, 1.0, claims=10) < power(10, 1.0)
+    assert power(SEEDS_OF_ERROR, 0.87, claims=len(CLAIMS), draws=500) > 0.8
 
 
 def test_a_control_that_does_not_fail_makes_a_claim_void():

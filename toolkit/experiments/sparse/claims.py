@@ -21,6 +21,7 @@ from toolkit.experiments.sparse.model import FILES
 from toolkit.experiments.sparse.texts import DENSE
 
 TEXT_MARGIN = 0.05  # of perplexity: what chance must lose for a text to decide anything
+SEEDS_OF_ERROR = 30  # five showed .87 deviations, which so many see in four runs of five
 TOKENS, TARGETS = (64, 256), (0.5, 0.75, TARGET)
 SYSTEMS = ("oracle", "quest", "tactic", "hata", "pqcache", "window", "random")
 CHANCE, INDEXED = "random", ("quest", "hata", "pqcache")  # at equal bytes
@@ -194,6 +195,7 @@ CLAIMS = (
     Claim(
         "and the larger error overall",
         above("error, heavy tails", [ADAPTIVE], [AS_MANY]),
+        seeds=SEEDS_OF_ERROR,
     ),
     Claim(
         "Gaussian keys are not sparse: a sixteenth of them holds less than half of the mass",
