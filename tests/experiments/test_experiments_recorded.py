@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.cli import commands as cli
-from toolkit.experiments import load_experiment
+from toolkit.experiments import load_experiment, power
 from toolkit.experiments.kit.records import is_changed, read_runs, results_of
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
 
@@ -55,3 +55,19 @@ def test_what_the_notebook_on_latents_says_of_the_record():
         "g=4, PCA, exact norm": 0.88, "g=4, no basis, exact norm": 0.71, "DCP, 4 devices": 1,
     }.items():  # fmt: skip
         assert results.mean(label, "same token") == pytest.approx(share, abs=0.005)
+
+
+def test_what_the_page_of_results_says_is_left_to_run():
+    experiment, folder = load_experiment("language"), RECORDED[0].parent
+    results = results_of(read_runs(folder / "language.jsonl", experiment), experiment)
+    both = ["looped", "looped full + gdn"]
+    looped, hybrid = results.paired("perplexity", both)
+    gap = looped - hybrid
+    effect = gap.mean() / gap.std(ddof=1)
+    assert effect == pytest.approx(0.81, abs=0.005)
+    found = power(25, effect, claims=len(experiment.claims), draws=1000)
+    assert found == pytest.approx(0.87, abs=0.02)
+    hours = 25 * results.paired("seconds", both).mean(1).sum() / 3600
+    assert hours == pytest.approx(3.6, abs=0.05)
+    assert load_experiment("transfer").minutes == 50 * 60
+    assert load_experiment("convert").minutes == 20
