@@ -1,10 +1,13 @@
 """What probes are worth: the judges on losses made up, and one short run."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from toolkit.experiments import load_experiment, probes
 from toolkit.experiments.kit.experiment import Workspace
+from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.probes import ANEW, EARLY, ENDS, KEPT, RATES, SHORT, WHOLE, WORKLOADS
 
@@ -33,6 +36,29 @@ def test_claims_on_probes_are_judged_by_factors():
     assert EXPERIMENT.verdicts(made_up(slope=1e-9))[0].word == "void"
     misled = EXPERIMENT.verdicts(made_up(probe_best=10, early_best=1))
     assert [verdict.word for verdict in misled[1:]] == ["contradicted", "contradicted"]
+
+
+def test_what_the_page_on_searches_says_of_the_record():
+    path = Path(__file__).parents[2] / "data/experiments/probes.jsonl"
+    results = results_of(read_runs(path, EXPERIMENT), EXPERIMENT)
+    gains = [
+        4
+        ** np.subtract(*(probes._log_factors(results, name, label) for name in (ANEW, KEPT))).mean()
+        for label in WORKLOADS
+    ]
+    assert gains[:3] == pytest.approx([0.99, 0.99, 1.06], abs=0.007)
+    assert EXPERIMENT.verdicts(results)[0].word == "not shown"
+    shares = {}
+    for name in (ANEW, ENDS):
+        losses = results.curves("adding", name).mean(0)
+        shares[name] = (losses - losses.min()) / np.ptp(losses)
+    ours, right = (share.argmin() for share in (shares[ENDS], shares[ANEW]))
+    assert RATES[ours] / RATES[right] == pytest.approx(4.6, abs=0.05)
+    assert shares[ANEW][ours] == pytest.approx(0.41, abs=0.005)
+    assert shares[ENDS][right] == pytest.approx(0.01, abs=0.005)
+    margins, _ = probes._halving(results)
+    assert 20 * (margins + 0.5).mean() == pytest.approx(19)
+    assert probes.PROBE - probes.THIRD == 13  # of one candidate of three
 
 
 @pytest.mark.nightly

@@ -1,6 +1,7 @@
 """The arithmetic of the comparison, on numbers known beforehand."""
 
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,9 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert [sum(factor <= most for factor in factors.values()) for most in (GOAL, 1.5)] == [2, 9]
     assert factors["autoencoder 1000"] == pytest.approx(14, abs=0.5)
     assert factors["sets 300"] == pytest.approx(3.4, abs=0.05)
+    causes = {cell.name: cell.factor_of_peaks() for cell in found if cell.name in factors}
+    means = [statistics.geometric_mean(each.values()) for each in (factors, causes)]
+    assert means == pytest.approx([1.82, 1.69], abs=0.005)
     ran = [cell for cell in found if DEFAULT in cell.losses]
     assert [sum(cell.budget == each for cell in ran) for each in BUDGETS] == [10, 6, 3]
     assert all(len(cell.losses[DEFAULT]) == 5 for cell in ran)
