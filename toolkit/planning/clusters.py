@@ -29,6 +29,7 @@ class Cluster:
         chip: its published figures.
         chips: number of chips.
         is_measured: whether its figures were measured here instead of published.
+        slices: of a TPU pod, joined by the data centre's network; each has as many of the chips.
         topology: its links, if the rates of groups are to follow from them.
         collectives: what runs on these links: "ring"; "tree" for all-reduces, with rings for the
             rest; or the "optimum" of trees.
@@ -42,6 +43,7 @@ class Cluster:
     chip: Peak
     chips: int
     is_measured: bool = False
+    slices: int = 1
     topology: Topology | None = None
     collectives: Collectives = "optimum"
 
@@ -94,7 +96,8 @@ class Cluster:
 
     def devices(self) -> list[Any]:
         """The devices of a TPU topology for `train_program`; needs the package libtpu."""
-        return _devices(self.name)
+        slices, _, name = self.name.rpartition("*")
+        return _devices(name, int(slices or 1))
 
 
 @checked
@@ -105,7 +108,8 @@ def cluster(
 
     Args:
         chips: such as "h100:64", "h100:8x8" (boxes x GPUs) or, for TPUs, also the shape of a slice
-            that is offered, such as "v5e:4x4"; a `Cluster` is returned as it is.
+            that is offered, such as "v5e:4x4", or several slices, as "2*v5e:4x4"; a `Cluster` is
+            returned as it is.
         topology: its links, from `toolkit.schedules.collectives.named_topology`. The rates of
             groups then follow from links and ranks; otherwise every group has the rate of the
             chip's nearest kind of link that is large enough, whatever the shape. A TPU's shape is
@@ -120,8 +124,8 @@ def cluster(
         A `Cluster`, with the figures of `toolkit.measure.published_peak`.
 
     Example:
-        >>> cluster("v5p:4x4x4").chips
-        64
+        >>> cluster("v5p:4x4x4").chips, cluster("2*v5p:4x4x4").chips
+        (64, 128)
     """
     if topology is not None:
         plain = cluster(chips)
@@ -139,7 +143,8 @@ def cluster(
         )
     if chips.strip().lower() == "here":
         return Cluster("here", measured_peak(), len(jax.devices()), is_measured=True)
-    kind, _, shape = chips.strip().lower().partition(":")
+    several, star, plain = chips.strip().lower().rpartition("*")
+    kind, _, shape = plain.partition(":")
     peak = published_peak(f"tpu {kind}" if re.fullmatch(r"v\d\w?", kind) else kind)
     if peak is None or not peak.links:
         names = [peak.name.lower().replace(" ", "-") for peak in PEAKS.values()]
@@ -150,11 +155,15 @@ def cluster(
         )
     if not re.fullmatch(r"\d{1,7}(x\d{1,4}){0,2}", shape):
         raise ValueError(f"chips {chips!r}: want a count or a shape after the colon, as {kind}:8")
-    count = math.prod(map(int, shape.split("x")))
+    is_tpu = peak.name.startswith("TPU")
+    if star and not (is_tpu and re.fullmatch(r"[1-9]\d{0,5}", several)):
+        raise ValueError(f"chips {chips!r}: want slices of a TPU before the star, as 2*v5e:4x4")
+    slices = int(several or 1)
+    count = slices * math.prod(map(int, shape.split("x")))
     if not 1 <= count <= MOST_CHIPS:
         raise ValueError(f"chips {chips!r}: want 1 to {MOST_CHIPS:,} chips; got {count:,}")
     sizes = tuple(map(int, shape.split("x")))
-    if len(sizes) > 1 and peak.name.startswith("TPU"):
+    if len(sizes) > 1 and is_tpu:
         slice_shape(kind.removeprefix("tpu "), sizes)
     elif len(sizes) > 1 and (len(sizes) > 2 or sizes[1] != peak.links[-2:][0].chips):
         most = peak.links[-2:][0].chips
@@ -162,11 +171,15 @@ def cluster(
             f"chips {chips!r}: want boxes of {most}, as {kind}:{sizes[0]}x{most}, or a number of "
             "chips; other boxes are a `topology`"
         )
-    return Cluster(chips, peak, count)
+    if slices > 1:
+        within, beyond = peak.links
+        links = dataclasses.replace(within, chips=count // slices), beyond
+        peak = dataclasses.replace(peak, links=links)
+    return Cluster(chips, peak, count, slices=slices)
 
 
 @functools.lru_cache(maxsize=8)
-def _devices(name: str) -> list[Any]:
+def _devices(name: str, slices: int) -> list[Any]:
     try:
         import libtpu
     except ImportError:
@@ -180,7 +193,7 @@ def _devices(name: str) -> list[Any]:
     from jax.experimental import topologies
 
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, num_slices=slices)
     except Exception as error:  # whatever a version of libtpu raises
         reason = str(error).splitlines()[0][:200]
         raise ValueError(f"chips {name!r}: libtpu has no such slice ({reason})") from None

@@ -182,13 +182,17 @@ def _config(model: Mapping[str, Any], tensor: int) -> LoopedConfig:
 
 
 def cluster_of(row: Mapping[str, Any]) -> Cluster:
-    """The chips, with the network that the source names, if that is not the chip's usual one."""
-    where = cluster(f"{row['chip']}:{row['chips']}")
-    if "network" not in row:
-        return where
-    *near, last = where.chip.links
-    links = (*near, dataclasses.replace(last, bytes_per_second=row["network"]))
-    return dataclasses.replace(where, chip=dataclasses.replace(where.chip, links=links))
+    """The chips, with the memory and the network that the source names, if not the usual ones."""
+    slices = row.get("slices", 1)
+    where = cluster(f"{slices}*" * (slices > 1) + f"{row['chip']}:{row['chips'] // slices}")
+    chip = where.chip
+    if "memory_rate" in row:
+        chip = dataclasses.replace(chip, bytes_per_second=row["memory_rate"])
+    if "network" in row:
+        *near, last = chip.links
+        links = (*near, dataclasses.replace(last, bytes_per_second=row["network"]))
+        chip = dataclasses.replace(chip, links=links)
+    return dataclasses.replace(where, chip=chip)
 
 
 @functools.cache

@@ -161,7 +161,7 @@ def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> 
         if each.kind == "reduce-scatter"
         and (
             each.is_odd
-            or (each.degree == cluster.chips and not _is_ring(cluster))
+            or (each.degree == cluster.chips // cluster.slices and not _is_ring(cluster))
             or (sequences == 1 and each.part == "tensor")
         )
         else each
@@ -174,7 +174,7 @@ def _is_ring(cluster: Cluster) -> bool:
     4x8 or 8x16; not 4x4, 8x8 or 2x2x2."""
     sizes = {size for size in cluster.name.partition(":")[2].split("x") if size != "1"}
     is_flat = cluster.name.replace("x1", "").count("x") == 1
-    return cluster.chips <= SMALLEST_RING or (is_flat and len(sizes) == 2)
+    return cluster.chips // cluster.slices <= SMALLEST_RING or (is_flat and len(sizes) == 2)
 
 
 def over_tensor(strategy, stream, runs, forward, backward):
