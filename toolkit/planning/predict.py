@@ -18,7 +18,8 @@ from toolkit.planning.model_checks import check_model
 from toolkit.planning.models import model_of
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import least_through, step_in_ticks, step_through
-from toolkit.planning.time.seconds import Constants, Seconds, constants_of, product_rate
+from toolkit.planning.time.products import product_rate
+from toolkit.planning.time.seconds import Constants, Seconds, constants_of
 from toolkit.planning.time.stage_traffic import device_transfers
 from toolkit.planning.time.step import layer_seconds, table_seconds, transfer_seconds
 from toolkit.planning.time.traffic import (

@@ -28,7 +28,8 @@ from toolkit.attention.latent import PRESETS, LatentConfig
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.decode.cuts import Degrees, Share, degrees_of, share_of
 from toolkit.planning.decode.rates import ROOFLINE
-from toolkit.planning.time.seconds import Constants, product_rate
+from toolkit.planning.time.products import product_rate
+from toolkit.planning.time.seconds import Constants
 
 BYTES = {"bfloat16": 2, "float8": 1}
 SENT = BYTES["bfloat16"]

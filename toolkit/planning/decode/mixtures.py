@@ -45,7 +45,8 @@ from toolkit.planning.decode.latent import (
 from toolkit.planning.decode.rates import SERVED, exchange_seconds
 from toolkit.planning.mixtures import SCALE_BYTES
 from toolkit.planning.models import expert_hidden, kinds_of
-from toolkit.planning.time.seconds import Constants, overlapped, product_rate
+from toolkit.planning.time.products import product_rate
+from toolkit.planning.time.seconds import Constants, overlapped
 
 OVERLAPS = ("none", "single", "two")
 

@@ -36,7 +36,9 @@ RECOMPUTED = {
 # FLOPs per token that a source counts: per parameter of layers, per parameter of the head, and per
 # layer, query channel and token of the sequence.
 COUNTED = {"6N + 12LDT": (6, 6, 12), "6N + 6LDT": (6, 6, 6), "8N + 16LDT": (8, 6, 16)}
-BEFORE_2022 = ("megatron-lm", "bigscience")  # sources whose attention stores its scores
+# Seconds of a layer's forward pass that programs which are not compiled take at least, on Hopper's
+# hosts: chosen on nanotron's rows of 3 billion parameters, and judged by the others.
+HOST = {"nanotron": 1.45e-3}
 ROBUST, TOLERANCE = "soft_l1", 1e-4
 FEW = 5  # rows below which a rank correlation says nothing
 
@@ -63,8 +65,9 @@ class Published(NamedTuple):
 
     def predicted(self, constants: Constants) -> float:
         """Seconds of the step with other constants."""
-        if self.row["source"] in BEFORE_2022:
-            constants = dataclasses.replace(constants, old_kernels=True)
+        kernels = self.row.get("attention", constants.attention_kernels)
+        host = HOST.get(self.row["source"], constants.host)
+        constants = dataclasses.replace(constants, attention_kernels=kernels, host=host)
         return dataclasses.replace(self.prediction, constants=constants).step_seconds
 
     @property
@@ -155,6 +158,8 @@ def _schedule(row: Mapping[str, Any]) -> dict[str, Any]:
     pipeline, chunks = row["layout"].get("pipeline", 1), row["layout"].get("virtual", 1)
     if name := row["layout"].get("schedule"):
         return {"schedule": name, "chunks": SCHEDULES[name]}
+    if stages := row["layout"].get("stages"):
+        return {"stages": tuple(stages)}
     while chunks * pipeline > row["model"]["layers"]:
         chunks //= 2
     return {"schedule": "interleaved", "chunks": chunks} if chunks > 1 else {}
@@ -216,10 +221,12 @@ def prior_of(chip: str) -> Constants:
 
 def fit_chip(rows: Sequence[Published], chip: str, without: str = "") -> Constants:
     """Constants of a chip from its published steps, without one source; from those of other chips
-    of its kind if none are left. No row of float8 products is among them: these judge what the
-    model says of casts."""
+    of its kind if none are left. No row of float8 products, nor of a program whose host is in the
+    way, is among them: these judge what the model says of casts and hosts."""
     is_tpu = chip.startswith("TPU")
-    rows = [each for each in rows if each.row["precision"] != "fp8"]
+    rows = [
+        each for each in rows if each.row["precision"] != "fp8" and each.row["source"] not in HOST
+    ]
     others = [each for each in rows if each.group[1] == chip and each.group[0] != without]
     if not others:
         others = [
@@ -298,7 +305,7 @@ def _shown(each: Published) -> int:
     found, row = each.prediction, each.row
     peak = gpu_peak(
         found.memory, found.config, found.strategy, row["batch"], row["sequence_length"],
-        precision=row["precision"], old_kernels=row["source"] in BEFORE_2022,
+        precision=row["precision"], old_kernels=row.get("attention") == "stored",
     )  # fmt: skip
     return peak.total if row["memory"]["measure"] == "nvidia-smi" else peak.reserved
 

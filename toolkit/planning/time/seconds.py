@@ -3,8 +3,11 @@
 import dataclasses
 
 from toolkit._checks import check_fields, checked
-from toolkit.measure import Peak
 from toolkit.planning.clusters import Cluster
+
+# Kernels of attention, and how fast they are beside FlashAttention-2: FlashAttention-3 is 1.5 to 2
+# times as fast on Hopper (Shah et al., 2024, arXiv:2407.08608).
+KERNELS = {"stored": 1.0, "flash-2": 1.0, "flash-3": 1.75}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,11 @@ class Constants:
             for it. Not of the chips but of the model and its text, and 1 if not known.
         host_link: bytes per second between a chip and its host, one way, for what is offloaded; by
             default those of a TPU's PCIe.
-        old_kernels: whether attention stores its scores, and the residual stream is whole on every
-            chip of "tensor": as before FlashAttention and sequence parallelism, of 2022.
+        host: seconds that a program which is not compiled takes to start the kernels of one layer's
+            forward pass; the layer takes at least as long.
+        attention_kernels: "stored" scores, and the residual stream whole on every chip of "tensor":
+            as before FlashAttention and sequence parallelism, of 2022; fused ones as fast as
+            "flash-2" on GPUs, as splash attention on TPUs; or, on Hopper, as "flash-3" and cuDNN.
 
     Example:
         >>> Constants().slowdown
@@ -44,64 +50,59 @@ class Constants:
     slowdown: float = 1.3
     imbalance: float = 1.0
     host_link: float = 1.5e10
-    old_kernels: bool = False
+    host: float = 0.0
+    attention_kernels: str = "flash-2"
 
     def __post_init__(self):
         check_fields(self)
         for name in ("matmul", "attention", "grouped", "elementwise", "memory", "link"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
-        if not 0 <= self.launch <= 1:
-            raise ValueError(f"launch must lie in [0, 1] seconds; got {self.launch}")
+        for name in ("launch", "host"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1] seconds; got {getattr(self, name)}")
         if not 0 <= self.latency <= 1e4:
             raise ValueError(f"latency must lie in [0, 10000]; got {self.latency}")
         if not 1 <= self.slowdown <= 10:
             raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
         if not self.host_link > 0:
             raise ValueError(f"host_link must be above 0 bytes per second; got {self.host_link}")
+        if self.attention_kernels not in KERNELS:
+            raise ValueError(
+                f"attention_kernels must be one of {', '.join(KERNELS)}; got "
+                f"{self.attention_kernels!r}"
+            )
         if not 1 <= self.imbalance <= 1e4:
             raise ValueError(f"imbalance must lie in [1, 10000]; got {self.imbalance}")
 
 
 # Fitted to published step times, by `toolkit.planning.grade.published.fit_chip`.
 CALIBRATED = {
-    "A100 40GB SXM": Constants(matmul=0.755, attention=0.314, elementwise=0.739),
+    "A100 40GB SXM": Constants(matmul=0.759, attention=0.314, elementwise=0.752),
     "A100 80GB SXM": Constants(
-        matmul=0.849, attention=0.309, elementwise=0.574, link=0.595, slowdown=2.0
+        matmul=0.85, attention=0.307, elementwise=0.59, link=0.63, slowdown=2.0
     ),
     "B200": Constants(grouped=0.35, link=0.962),
     "B300": Constants(grouped=0.348),
     "GB200": Constants(grouped=0.287),
     "GB300": Constants(grouped=0.379),
     "H100 SXM": Constants(
-        matmul=0.756,
-        attention=0.186,
-        grouped=0.346,
-        elementwise=0.542,
-        link=0.85,
-        latency=0.49,
-        slowdown=1.84,
+        matmul=0.767,
+        attention=0.192,
+        grouped=0.325,
+        elementwise=0.559,
+        link=0.796,
+        latency=0.483,
+        slowdown=1.7,
     ),
-    "TPU v4": Constants(matmul=0.849, grouped=0.8, elementwise=0.8),
-    "TPU v5e": Constants(matmul=1.0, grouped=0.8, elementwise=0.8, link=1.0, slowdown=1.31),
+    "TPU v4": Constants(matmul=0.855, grouped=0.8, elementwise=0.8),
+    "TPU v5e": Constants(matmul=1.0, grouped=0.8, elementwise=0.8, link=1.0, slowdown=1.27),
     "TPU v5p": Constants(matmul=1.0, grouped=0.8, elementwise=0.8),
     "TPU v6e": Constants(
-        matmul=0.852, attention=0.384, grouped=0.8, elementwise=0.8, slowdown=1.36
+        matmul=0.843, attention=0.392, grouped=0.8, elementwise=0.8, slowdown=1.353
     ),
     "TPU v7x": Constants(matmul=0.929, grouped=0.8, elementwise=0.8),
 }
-
-
-HAS_FLOAT8 = (
-    "L4", "L40S", "H100", "H800", "H20", "H200", "B200", "GB200", "B300", "GB300", "MI300X",
-    "TPU v7x", "TPU7x",
-)  # fmt: skip
-
-
-def product_rate(chip: Peak, kind: str) -> float:
-    """FLOPs per second of products; of float8 twice the rate of bfloat16, where chips have it."""
-    has = any(chip.name == name or chip.name.startswith(f"{name} ") for name in HAS_FLOAT8)
-    return chip.flops_per_second * (2 if kind == "float8" and has else 1)
 
 
 def constants_of(where: Cluster, given: Constants | None) -> Constants:

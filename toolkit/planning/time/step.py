@@ -5,7 +5,7 @@ A layer's forward pass takes
     FLOPs of products / matmul + FLOPs of attention / attention + bytes / elementwise + launch
 
 each at the chip's rate: products of small matrices, and small microbatches, are slower because
-their bytes and their starts take a larger part.
+their bytes and their starts take a larger part, and on GPUs the last wave of tiles (`products`).
 
 Source: Austin et al., How to Scale Your Model, 2025 (rooflines); Hetu-Galvatron's cost model for
 communication that hides behind the backward pass.
@@ -22,6 +22,7 @@ from toolkit.planning.memory.sizes import (
     Held,
     Part,
     channels,
+    head_size,
     layer_parts,
     rest_tensors,
     share_of,
@@ -30,7 +31,8 @@ from toolkit.planning.memory.sizes import (
 from toolkit.planning.mixtures import held_rows, routed_rows
 from toolkit.planning.models import expert_hidden
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.seconds import Constants, Seconds, product_rate
+from toolkit.planning.time.products import ALIGNMENT, UNALIGNED, product_rate, waves
+from toolkit.planning.time.seconds import KERNELS, Constants, Seconds
 from toolkit.planning.time.traffic import (
     Transfer,
     as_compiled,
@@ -65,32 +67,36 @@ def layer_seconds(
     runs = strategy.parts * config.loops
     mixing = tokens * mixing_flops(word, config, length, whole=True) / strategy.tensor
     mixing *= _multiplied(config, word, strategy, length)
+    chip, is_old = cluster.chip, constants.attention_kernels == "stored"
     products, routed = 2 * tokens * parts[0].share.used, 0.0
+    products *= waves(config, word, fed, strategy.tensor, tokens, chip.name)
     if fed == "moe":
         routed = _routed_seconds(config, strategy, cluster, tokens, constants, parts[1])
         own = tokens / strategy.tensor if strategy.expert > 1 else tokens
         products += 2 * own * sum(part.share.used for part in parts[2:])
     moved = config.compute_dtype.itemsize * parts[0].share.used
-    moved += layer_bytes(config, word, fed, strategy, tokens, is_old=constants.old_kernels)
-    if constants.old_kernels and word in ("full", "window"):
+    moved += layer_bytes(config, word, fed, strategy, tokens, is_old=is_old)
+    if is_old and word in ("full", "window"):
         # Of all keys.
         mixing = 4 * tokens * length * channels(config, word)[0] / strategy.tensor
+        mixing *= UNALIGNED if head_size(config, word) % ALIGNMENT else 1
         heads = config.heads / strategy.tensor
         moved += SCORE_PASSES * config.compute_dtype.itemsize * tokens * length * heads
-    chip = cluster.chip
     if strategy.products == "float8":
         moved += cast_bytes(config, word, fed, strategy, tokens)
     products /= product_rate(chip, strategy.products) * constants.matmul
-    mixing /= chip.flops_per_second * constants.attention
+    faster = KERNELS[constants.attention_kernels]
+    mixing /= chip.flops_per_second * min(1.0, constants.attention * faster)
     moved /= chip.bytes_per_second * constants.elementwise
     whole = products + mixing + moved + routed + constants.launch
     # The products of experts have a batch, and such are not kept by JAX.
     cheap = mixing + moved + (0.0 if strategy.keeps_products else routed)
     anew = {"none": 0, "elementwise": cheap, "layer": whole}[recompute]
-    forward, again = runs * whole, runs * anew
-    backward = 2 * forward
-    if not constants.old_kernels:  # computes the scores anew: five products, and two forward
-        backward += runs * mixing / 2
+    forward, again = runs * max(constants.host, whole), runs * anew
+    backward = 2 * whole
+    if not is_old:  # computes the scores anew: five products, and two forward
+        backward += mixing / 2
+    backward = runs * max(2 * constants.host, backward)
     if recompute == "layer" and strategy.block_chunks > 1:
         again += runs * _streaming_seconds(config, word, strategy, cluster, tokens, constants)
     transfers = layer_transfers(config, word, fed, recompute, strategy, sequences, length, cluster)
