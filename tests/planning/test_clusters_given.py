@@ -25,6 +25,27 @@ def test_a_cluster_is_taken_as_its_name_is(call):
     assert str(call(cluster("v5e:4x4"))) == str(call("v5e:4x4"))
 
 
+def test_slices_of_a_pod_are_joined_by_the_data_centre():
+    two, whole = cluster("2*v5e:4x8"), cluster("v5e:8x8")
+    assert (two.chips, two.slices, two.link(1, 32).name) == (64, 2, whole.link(1, 64).name)
+    assert two.link(32, 2).name == "DCN"
+    assert whole.link(32, 2).name != "DCN"
+    sizes = {"batch": 64, "strategy": Strategy(data=2, fsdp=32, recompute="layer")}
+    apart, near = (predict("llama-3-8b", each, **sizes) for each in (two, whole))
+    assert apart.step_seconds > near.step_seconds
+    for chips in ("2*h100:8", "x*v5e:4", "0*v5e:4"):
+        with pytest.raises(ValueError, match="slices of a TPU"):
+            cluster(chips)
+    with pytest.raises(ValueError, match="no v5e slice"):
+        cluster("2*v5e:3x3")
+
+
+def test_a_plan_says_which_attention_it_assumes():
+    found = str(plan("llama-3.2-1b", "h100:8", batch=64))
+    assert "its attention: as fast as FlashAttention-2 in published runs" in found
+    assert "splash attention" in str(plan("llama-3.2-1b", "v5e:8", batch=64))
+
+
 def test_what_is_neither_name_nor_cluster_is_refused():
     with pytest.raises(TypeError, match="chips must be a string or a Cluster; got 16"):
         plan("llama-3.2-1b", 16, batch=64)

@@ -8,45 +8,50 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.looped import LoopedConfig
 from toolkit.planning import Constants
 from toolkit.planning.grade import published
 from toolkit.planning.grade.fit import BOUNDS
 from toolkit.planning.memory import gpus
+from toolkit.planning.time.products import waves
 from toolkit.planning.time.seconds import CALIBRATED
 
 PATH = Path(__file__).parents[2] / "data/planning/published.jsonl"
 # Source and chip -> the median error, and the rank correlation of utilisation, at least as good.
 GROUPS = {
-    ("llm-foundry", "H100 SXM"): (0.035, 0.95),
-    ("llm-foundry", "A100 80GB SXM"): (0.04, 0.93),
+    ("llm-foundry", "H100 SXM"): (0.05, 0.95),
+    ("llm-foundry", "A100 80GB SXM"): (0.035, 0.93),
     ("llm-foundry", "A100 40GB SXM"): (0.035, 0.93),
-    ("maxtext", "TPU v5e"): (0.05, 0.8),
-    ("maxtext", "TPU v4"): (0.03, None),
-    ("maxtext", "TPU v5p"): (0.06, 0.7),
-    ("maxtext", "H100 SXM"): (0.02, 0.85),
+    ("maxtext", "TPU v5e"): (0.05, 0.9),
+    ("maxtext", "TPU v4"): (0.03, 0.8),
+    ("maxtext", "TPU v5p"): (0.06, 0.79),
+    ("maxtext", "H100 SXM"): (0.04, 0.85),
     ("tpu-recipes", "TPU v6e"): (0.02, 0.85),
     ("tpu-recipes", "TPU v7x"): (0.04, None),
-    ("torchtitan", "H100 SXM"): (0.085, 0.85),
-    ("llama-3", "H100 SXM"): (0.17, None),  # of three rows, with that of context parallelism
+    ("torchtitan", "H100 SXM"): (0.065, 0.88),
+    ("llama-3", "H100 SXM"): (0.14, None),  # of three rows, with that of context parallelism
     ("megatron-bridge", "H100 SXM"): (0.04, None),
     ("megatron-bridge", "B200"): (0.05, 0.75),
     ("megatron-bridge", "B300"): (0.05, None),
     ("megatron-bridge", "GB200"): (0.08, None),
     ("megatron-bridge", "GB300"): (0.04, None),
-    ("megatron-lm", "A100 80GB SXM"): (0.075, 0.65),
-    ("bigscience", "A100 80GB SXM"): (0.1, 0.6),
+    ("megatron-lm", "A100 80GB SXM"): (0.085, 0.62),
+    ("bigscience", "A100 80GB SXM"): (0.08, 0.75),
+    ("nanotron", "H100 SXM"): (0.085, 0.83),
 }
 # The same of float8 products, to which nothing is fitted.
 FLOAT8 = {
-    ("llm-foundry", "H100 SXM"): (0.05, 0.95),
-    ("torchtitan", "H100 SXM"): (0.13, 0.8),
+    ("llm-foundry", "H100 SXM"): (0.055, 0.95),
+    ("torchtitan", "H100 SXM"): (0.12, 0.9),
     ("tpu-recipes", "TPU v7x"): (0.14, None),
-    ("megatron-bridge", "GB200"): (0.08, None),
-    ("megatron-bridge", "GB300"): (0.14, None),
+    ("megatron-bridge", "H100 SXM"): (0.22, 0.65),
+    ("megatron-bridge", "GB200"): (0.12, 0.8),
+    ("megatron-bridge", "GB300"): (0.1, 0.8),
 }
-WHOLE = 0.046  # median error of all rows but those
+WHOLE = 0.048  # median error of all rows but those
 REFITTED = 0.03  # relative
 PEAKS = 0.08  # median error of memory, by source and precision
+UNSAID = 0.11  # the same where a source does not say which peak it shows
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def rows():
 def test_every_row_says_where_it_is_from(rows):
     given = published.read_published(PATH)
     assert len(given) > 500
-    assert len(rows) == 500
+    assert len(rows) == 563
     for row in given:
         assert row["url"].startswith("https://")
         assert row["where"]
@@ -87,8 +92,9 @@ def test_peaks_of_gpu_memory_are_as_near_as_they_were(rows):
         if "memory" in each.row and each.row["precision"] != "fp8":
             groups.setdefault((each.row["source"], each.row["precision"]), []).append(each)
     assert sum(map(len, groups.values())) > 60
-    for mine in groups.values():
-        assert statistics.median(map(abs, published.peak_errors(mine))) < PEAKS
+    for (source, _), mine in groups.items():
+        limit = UNSAID if source == "nanotron" else PEAKS
+        assert statistics.median(map(abs, published.peak_errors(mine))) < limit
     # What stands beside the model: without it, memory would be far too small.
     one = next(each for each in groups["bigscience", "fp16"] if each.row["batch"] == 2048)
     peak = gpus.gpu_peak(
@@ -99,6 +105,44 @@ def test_peaks_of_gpu_memory_are_as_near_as_they_were(rows):
     assert peak.total == peak.reserved + peak.communication + peak.framework
     assert sum(peak[:5]) < 0.8 * peak.total
     assert 2 * peak.weights == pytest.approx(one.prediction.memory.parameters, rel=1e-6)
+
+
+def test_what_sources_say_of_their_programs_explains_their_steps(rows):
+    """Each cause, left out: slices, kernels, waves of tiles, alignment, hosts, and stages."""
+
+    def error(mine, constants=None):
+        return published.score_with(mine, constants)
+
+    groups = published.by_group(rows)
+    joined = [each for each in groups["maxtext", "TPU v4"] if each.row["slices"] > 1]
+    inside = [published.modelled({**each.row, "slices": 1}) for each in joined]
+    for one, other in zip(joined, inside, strict=True):
+        assert one.prediction.step_seconds > other.prediction.step_seconds
+    nanotron = groups["nanotron", "H100 SXM"]
+    judged = [each for each in nanotron if each.row["model"]["name"] != "nanotron-3b"]
+    assert error(judged).error < 0.1
+    assert error(judged).rank > 0.8
+    compiled = [each._replace(row={**each.row, "source": ""}) for each in judged]
+    assert error(compiled).error > error(judged).error
+    assert error(compiled).rank < error(judged).rank - 0.05
+    bridge = groups["megatron-bridge", "H100 SXM"]
+    bridge = [each for each in bridge if "tensor" in each.row["layout"]]
+    older = [each._replace(row={**each.row, "attention": "flash-2"}) for each in bridge]
+    assert error(bridge).error < error(older).error
+    odd = groups["bigscience", "A100 80GB SXM"]
+    odd = [each for each in odd if each.row["model"]["head_size"] % 8]
+    assert len(odd) >= 5
+    assert error(odd).error < 0.2  # a quarter too fast as if aligned
+
+
+def test_the_last_wave_of_tiles_takes_as_long_as_a_full_one():
+    """NVIDIA's guide: of 256 x 128 tiles, 1,792 x 1,792 numbers are 98 on 108 multiprocessors."""
+    small = LoopedConfig(vocabulary=512, width=1792, pattern="full", heads=14, feed_forward=1792)
+    full = waves(small, "full", "swiglu", 1, 1792 * 108, "A100 80GB SXM")
+    alone = waves(small, "full", "swiglu", 1, 1792, "A100 80GB SXM")
+    assert alone == pytest.approx(108 * 256 * 128 / 1792**2)
+    assert full == pytest.approx(1, abs=0.01)
+    assert waves(small, "full", "swiglu", 1, 1792, "TPU v5e") == 1
 
 
 def test_shares_of_the_peak_alone_would_be_worse(rows):
@@ -174,6 +218,8 @@ def test_constants_refuse_what_no_chip_reaches():
         ({"attention": 0.0}, "attention must lie in"),
         ({"elementwise": 1.5}, "elementwise must lie in"),
         ({"launch": -1.0}, "launch must lie in"),
+        ({"host": 2.0}, "host must lie in"),
+        ({"attention_kernels": "flash-9"}, "attention_kernels must be one of stored, flash-2"),
     ):
         with pytest.raises(ValueError, match=words):
             dataclasses.replace(Constants(), **change)

@@ -10,6 +10,7 @@ from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.memory.gpus import usable_bytes
+from toolkit.planning.memory.sizes import SOFTMAX
 from toolkit.planning.model_checks import check_model
 from toolkit.planning.models import model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
@@ -54,7 +55,7 @@ class Plan:
         return (
             f"{self.fitting} of {self.considered} strategies fit {best.cluster.name} with "
             f"{in_words(best.limit, 'bytes')} per chip; modelled\n{text_table(rows, '<<>>><')}\n"
-            f"{reason(best)}{links(best)}"
+            f"{reason(best)}{links(best)}{attention(best)}"
         )
 
 
@@ -74,6 +75,19 @@ def links(best: Prediction) -> str:
     }
     words = "; ".join(f"{part} over {name}" for part, name in found.items())
     return f"\nits groups: {words}" if words else ""
+
+
+def attention(best: Prediction) -> str:
+    """Which kernels the time of softmax attention assumes, in words; of measured rates nothing."""
+    if best.cluster.is_measured or not {*SOFTMAX, "mla"} & {*best.config.pattern.split()}:
+        return ""
+    kernels = best.constants.attention_kernels.replace("flash-", "FlashAttention-")
+    if best.cluster.chip.name.startswith("TPU"):
+        kernels = "splash attention"
+    return (
+        f"\nits attention: as fast as {kernels} in published runs; "
+        "`toolkit train` runs plain XLA, which is slower, where no kernel is its default"
+    )
 
 
 def reason(best: Prediction) -> str:
