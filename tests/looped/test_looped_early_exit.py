@@ -1,5 +1,6 @@
 """Loops that stop early: the same values as a model that runs all loops and picks the same exit."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from toolkit.looped import (
     stream,
     with_loops,
 )
+from toolkit.looped.decoding.early_exit import append_until_exit, exit_rule
 
 CLOSE: Any = {"rtol": 2e-5, "atol": 2e-5}
 LOOPS, PROMPT = 4, 5
@@ -90,14 +92,59 @@ def test_values_are_those_of_a_model_that_runs_all_loops(fields):
     assert differs > 100 * CLOSE["atol"]  # the policy of the caches shows in the values
 
 
-@pytest.mark.parametrize("pattern", ["full", pytest.param("window full", marks=pytest.mark.slow)])
-def test_a_row_does_not_depend_on_the_others(pattern):
-    options = {"window": {"sliding_window": 4}} if "window" in pattern else {}
-    model, tokens = build(pattern, options=options), some_tokens()
-    together = generate(model, tokens, 9, exit="gate:0.8")
-    for row in range(3):
-        alone = generate(model, tokens[row : row + 1], 9, exit="gate:0.8")
-        np.testing.assert_array_equal(alone[0], together[row])
+@pytest.mark.parametrize("rule", ["gate:0.8", pytest.param("kl:0.05", marks=pytest.mark.nightly)])
+def test_a_row_among_others_is_what_it_is_alone(rule):
+    """Alone it is the whole batch, among eight one of a gathered quarter or half: grouped heads,
+    sinks, rings, loops of different windows and prompts of different lengths."""
+    full = {"sinks": True, "key_value_heads": 1}
+    fields = {"options": {"full": full, "window": {"sliding_window": 4}}}
+    model = build("window full", windows="full -> 8 -> 8 -> full", **fields)
+    tokens, lengths = some_tokens(batch=8), jnp.array([17, 3, 9, 17, 1, 12, 5, 16])
+    written = generate(model, tokens, 6, exit=rule, lengths=lengths)
+    _, cache = prefill(model, tokens, 32, lengths=lengths)
+    singles, counts = [cache._by_layer(partial(row_alone, row)) for row in range(8)], []
+    for place in range(6):
+        token = written[:, place]
+        logits, cache, count = decode_until_exit(model, token, cache, exit=rule)
+        for row, single in enumerate(singles):
+            own, singles[row], loops = decode_until_exit(
+                model, token[row : row + 1], single, exit=rule
+            )
+            np.testing.assert_allclose(logits[row], own[0], **CLOSE)
+            assert loops == count[row]
+        if place < 5:
+            np.testing.assert_array_equal(logits.argmax(-1), written[:, place + 1])
+        counts.append(count)
+    for row, single in enumerate(singles):
+        jax.tree.map(
+            lambda x, y, row=row: np.testing.assert_allclose(x[row], y[0], **CLOSE), cache, single
+        )
+    going_on = {int((count > tau).sum()) for count in counts for tau in range(1, LOOPS)}
+    assert all(going_on & sizes for sizes in ({1, 2}, {3, 4}, {5, 6, 7}))
+
+
+def row_alone(row, layer):
+    return jax.tree.map(lambda x: x[row : row + 1], layer)
+
+
+@pytest.mark.slow
+def test_rows_whose_text_ended_run_no_loop():
+    model, tokens = build(), some_tokens(batch=2)
+    free = np.asarray(generate(model, tokens, 8, exit="gate:0.8"))
+    stop = int(free[0, 1])
+    wanted = free.copy()
+    for row in wanted:
+        if stop in row.tolist():
+            row[row.tolist().index(stop) :] = stop
+    found = generate(model, tokens, 8, exit="gate:0.8", stop_token=stop)
+    np.testing.assert_array_equal(found, wanted)
+    _, cache = prefill(model, tokens, 32)
+    append, rule = jax.jit(append_until_exit), exit_rule("gate:1", model.config)
+    both, ended = jnp.zeros(2, bool), jnp.array([True, False])
+    every, _, _ = append(model, tokens[:, 0], cache, rule, has_ended=both)
+    logits, _, loops = append(model, tokens[:, 0], cache, rule, has_ended=ended)
+    assert loops.tolist() == [0, LOOPS]
+    np.testing.assert_allclose(logits[1], every[1], **CLOSE)
 
 
 @pytest.mark.slow
@@ -122,24 +169,31 @@ def test_the_ends_of_the_rules_are_known_models():
             assert count.tolist() == [loops] * 2
 
 
-def test_skipped_loops_are_not_computed():
+def test_rows_that_stopped_are_not_computed():
     runs: list[int] = []
 
     class Counted(LoopedLM):
-        def loop(self, *args: Any, **how: Any) -> Any:
-            jax.debug.callback(lambda: runs.append(1))
-            return super().loop(*args, **how)
+        def loop(self, h: Any, *args: Any, **how: Any) -> Any:
+            jax.debug.callback(lambda: runs.append(len(h)))
+            return super().loop(h, *args, **how)
 
-    model: Any = Counted(build().config, rngs=nnx.Rngs(0))
-    tokens = some_tokens(batch=2)
-    for rule, loops in (("gate:1e-30", 1), ("gate:1", LOOPS), ("kl:1e30", 2)):
-        _, cache = prefill(model, tokens, 32)
+    plain, batch = build(), 8
+    model: Any = Counted(plain.config, rngs=nnx.Rngs(0))
+    model.exit_gate.kernel[...] *= 3
+    tokens = some_tokens(batch=batch)
+    needed = ran = by_whole_batches = 0
+    for threshold in (1e-30, 0.6, 0.7, 0.8, 0.9, 1):
+        _, cache = prefill(plain, tokens, 32)
         jax.effects_barrier()
         runs.clear()
-        logits, _, _ = decode_until_exit(model, tokens[:, 0], cache, exit=rule)
-        jax.block_until_ready(logits)
+        _, _, loops = decode_until_exit(model, tokens[:, 0], cache, exit=f"gate:{threshold}")
+        loops = np.asarray(loops)
         jax.effects_barrier()
-        assert len(runs) == loops
+        going_on = [int((loops > tau).sum()) for tau in range(loops.max())]
+        assert runs == [min(size for size in (2, 4, 8) if size >= rows) for rows in going_on]
+        needed, ran = needed + loops.sum(), ran + sum(runs)
+        by_whole_batches += batch * loops.max()
+    assert ran <= 1.2 * needed < by_whole_batches / 1.3
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def step(weights, token, batch, seen, table, position, is_active, how, key, coun
     if rule is None:
         logits, view = append(weights.model, token, view)
     else:
-        logits, view, _ = append_until_exit(weights.model, token, view, rule)
+        logits, view, _ = append_until_exit(weights.model, token, view, rule, has_ended=~is_active)
     # An idle row would grow past its capacity, and its NaN would slow all rows down.
     batch = batch.written(view.free(~is_active), table, position)
     token = choose(logits, how, key, count, seen)

@@ -6,15 +6,18 @@ later tokens read the deepest state that an earlier one has. A copy costs one wr
 keys and values per layer and skipped loop, and no product with a parameter. Running the skipped
 loops later would be exact, and would save nothing.
 
-A loop is skipped, in fact and not by a mask, when all rows of the batch have stopped; the result of
-a row does not depend on the others.
+Rows that have stopped are left out, in fact and not by a mask: a loop runs on the whole batch, a
+half or a quarter of it, the smallest that holds all rows that go on, and not at all when none does.
+The result of a row does not depend on the others.
 """
 
 import dataclasses
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
@@ -24,6 +27,10 @@ from toolkit.looped.decoding.cache import LoopedCache
 from toolkit.looped.loops.rows import row_of
 from toolkit.looped.mixing.unwritten import UnwrittenCache, written
 from toolkit.looped.model import LoopedLM
+
+PARTS = (1, 2, 4)
+"""A loop runs on the batch divided by one of these. More would follow the rows that go on more
+closely, and each takes as long to compile as a step of the whole batch."""
 
 COPIED = ("full", "window")
 """Layers whose caches can take a copy; a recurrent state cannot leave a token out."""
@@ -89,8 +96,10 @@ def decode_until_exit(
         float32 logits after the loop at which each row stopped, the cache with copies in the loops
         that were skipped (see the module's text), and the number of loops of each row.
 
-    Cost: a step with as many loops as the row that runs longest; "kl" also runs the head after
-        every loop.
+    Cost: FLOPs of the loops that each row runs, but for the rows that fill up a half or a quarter
+        of the batch, which also copies the keys and values of its rows; parameters are read once
+        per loop of the row that runs longest. "kl" runs the head after every loop. The program
+        compiles as many sizes of batch: a half and a quarter take as long as the whole.
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025, for
         "gate"; Geiping et al. (Huginn), 2025, section 6.1, for "kl" and the copies.
@@ -106,50 +115,102 @@ def decode_until_exit(
     return _decode(model, token, cache, exit_rule(exit, model.config))
 
 
+class _State(NamedTuple):
+    """What a step knows of its rows after a loop; every array begins with batch.
+
+    Attributes:
+        h: the stream after the last loop that a row ran.
+        made: the token's keys and values in that loop, by layer.
+        progress: what the rule keeps from loop to loop.
+        finished: whether a row runs no further loop.
+    """
+
+    h: Array
+    made: Any
+    progress: Any
+    finished: Bool[Array, "batch"]
+
+
 def append_until_exit(
-    model: LoopedLM, tokens: Int[Array, "batch"], cache: LoopedCache, rule: ExitRule
+    model: LoopedLM,
+    tokens: Int[Array, "batch"],
+    cache: LoopedCache,
+    rule: ExitRule,
+    *,
+    has_ended: Bool[Array, "batch"] | None = None,
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache, Int[Array, "batch"]]:
-    """`decode_until_exit` without checks, to be called inside compiled programs."""
-    h, before = run_blocks(
+    """`decode_until_exit` without checks, to be called inside compiled programs.
+
+    Rows whose text `has_ended` run no loop: their logits, and what their caches take in, mean
+    nothing.
+    """
+    injected, before = run_blocks(
         model.prelude, model.embedding(tokens), caches=cache.prelude, tokens=tokens
     )
-    injected, rows, loops, progress = h, model.loop_rows(), [], None
-    h, finished = model.start(injected), jnp.zeros(tokens.shape, bool)
-    made: Any = None  # the token's keys and values, by layer
-    count = jnp.zeros(tokens.shape, jnp.int32)
-    for tau, caches in enumerate(cache.loops):
-        unwritten = tuple(map(UnwrittenCache, caches))
+    inputs, h = {"tokens": tokens, "injected": injected}, model.start(injected)
+    batch, windows, rows = len(tokens), model.config.loop_windows, model.loop_rows()
 
-        def run(h, made, tau=tau, unwritten=unwritten, finished=finished):
-            row = row_of(rows, tau)
-            how = {"caches": unwritten, "tokens": tokens}
-            new, own = model.loop(h, *row, tau=tau, injected=injected, **how)
-            keeps = lambda old, new: jnp.where(_beside(finished, new), old, new)  # noqa: E731
-            return (new, own) if made is None else jax.tree.map(keeps, (h, made), (new, own))
+    def run(state, caches, inputs, tau, like):
+        """Loop `tau`, which is traced; its windows are those of loop `like`."""
+        how = {"caches": tuple(map(UnwrittenCache, caches)), **inputs}
+        h, made = model.loop(state.h, *row_of(rows, tau), tau=like, **how)
+        return _State(h, made, *_stops(model, h, rule, state.progress, tau))
 
-        count += ~finished
-        if made is None:
-            h, made = run(h, made)
-        else:
-            h, made = jax.lax.cond(finished.all(), lambda *kept: kept, run, h, made)
-        windows = model.config.loop_windows[tau]
-        loops.append(
-            tuple(
-                written(cache, token, is_ring=window is not None)
-                for cache, token, window in zip(caches, made, windows, strict=True)
-            )
+    def run_whole(like, state, tau):
+        new = run(state, cache.loops[like], inputs, tau, like)
+        return jax.tree.map(partial(_unless, state.finished), state, new)
+
+    def run_few(size, alike, state, tau):
+        goes_on = ~state.finished
+        chosen = jnp.argsort(state.finished)[:size]  # those that go on, and others to fill up
+        rank = jnp.minimum(jnp.cumsum(goes_on) - 1, size - 1)  # of a row among those that go on
+        pick = partial(jax.tree.map, lambda x: x[chosen])
+        reads = [partial(pick, cache.loops[loop]) for loop in alike]
+        caches = jax.lax.switch(jnp.searchsorted(jnp.array(alike), tau), reads)
+        new = run(pick(state), caches, pick(inputs), tau, alike[0])
+        put = lambda old, new: _unless(state.finished, old, new[rank])  # noqa: E731
+        return jax.tree.map(put, state, new)
+
+    # The whole batch reads the caches where they are, and has a branch for each loop. Fewer rows
+    # are copied out, and loops with the same windows share a branch.
+    branches = [lambda state, tau: state, *(partial(run_whole, tau) for tau in range(len(windows)))]
+    sizes = sorted({-(-batch // parts) for parts in PARTS})
+    table = np.zeros((len(sizes) + 1, len(windows)), np.int32)  # the branch, by size and loop
+    table[-1] = 1 + np.arange(len(windows))
+    for size, column in zip(sizes[:-1], table[1:-1], strict=True):
+        for kind in dict.fromkeys(windows):
+            alike = [tau for tau, own in enumerate(windows) if own == kind]
+            column[alike] = len(branches)
+            branches.append(partial(run_few, size, alike))
+
+    def body(carry, tau):
+        state, count = carry
+        number = jnp.searchsorted(jnp.array([0, *sizes]), jnp.sum(~state.finished))
+        ran = jax.lax.switch(jnp.array(table)[number, tau], branches, state, tau)
+        return (ran, count + ~state.finished), ran.made
+
+    finished = jnp.zeros(batch, bool) if has_ended is None else has_ended
+    state = _State(h, None, None, finished)
+    shapes = jax.eval_shape(partial(run, like=0), state, cache.loops[0], inputs, 0)
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    start = state._replace(h=h, finished=finished), jnp.zeros(batch, jnp.int32)
+    (state, count), made = jax.lax.scan(body, start, jnp.arange(len(windows)))
+    loops = tuple(
+        tuple(
+            written(layer, token, is_ring=window is not None)
+            for layer, token, window in zip(layers, row_of(made, tau), windows[tau], strict=True)
         )
-        if tau + 1 < len(cache.loops):
-            stops, progress = _stops(model, h, rule, progress)
-            finished |= stops
-    return model.head(h), LoopedCache(tuple(loops), before, cache.coda), count
+        for tau, layers in enumerate(cache.loops)
+    )
+    logits = model.head(state.h) if rule.kind == "gate" else state.progress
+    return logits, LoopedCache(loops, before, cache.coda), count
 
 
 _decode = jax.jit(append_until_exit, donate_argnames="cache")
 
 
-def _stops(model, h, rule, progress) -> tuple[Bool[Array, "batch"], Any]:
-    """Whether a row stops after this loop, and what the rule keeps for the next."""
+def _stops(model, h, rule, progress, tau) -> tuple[Any, Bool[Array, "batch"]]:
+    """What the rule keeps for the next loop, and whether a row stops after this one."""
     if rule.kind == "gate":
         # Stayed: the probability of going on past every loop so far, in logarithms.
         stayed, total = (0.0, 0.0) if progress is None else progress
@@ -157,13 +218,12 @@ def _stops(model, h, rule, progress) -> tuple[Bool[Array, "batch"], Any]:
         total += jnp.exp(stayed + jax.nn.log_sigmoid(score))
         # A threshold of 1 runs all loops, whatever rounding makes of the sum.
         stops = (total >= rule.threshold) & (rule.threshold < 1)
-        return stops, (stayed + jax.nn.log_sigmoid(-score), total)
-    logs = jax.nn.log_softmax(model.head(h))
-    if progress is None:
-        return jnp.zeros(h.shape[:1], bool), logs
-    return (jnp.exp(logs) * (logs - progress)).sum(-1) < rule.threshold, logs
+        return (stayed + jax.nn.log_sigmoid(-score), total), stops
+    logits = model.head(h)
+    logs, past = map(jax.nn.log_softmax, (logits, logits if progress is None else progress))
+    return logits, ((jnp.exp(logs) * (logs - past)).sum(-1) < rule.threshold) & (tau > 0)
 
 
-def _beside(rows, array):
-    """[batch] with the axes of an array [batch, ...]."""
-    return rows.reshape(-1, *(1,) * (array.ndim - 1))
+def _unless(rows, old, new):
+    """`old` in these rows, `new` in the others."""
+    return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), old, new)

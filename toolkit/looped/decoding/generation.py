@@ -228,7 +228,7 @@ def decode_chunk(model, logits, cache, has_stopped, seen, key, how, stop, start,
         if rule is None:
             logits, cache = append(model, token, cache)
         else:
-            logits, cache, _ = append_until_exit(model, token, cache, rule)
+            logits, cache, _ = append_until_exit(model, token, cache, rule, has_ended=has_stopped)
         return i + 1, tokens.at[:, i].set(token), logits, cache, has_stopped, seen
 
     tokens = jnp.full((logits.shape[0], CHUNK), 0 if stop is None else stop[0], jnp.int32)
