@@ -21,3 +21,15 @@ def test_models_with_routers_are_trained_read_and_compared():
     wrong = {**results, "token": (jnp.asarray(results["token"]) + 1) % 256}
     with pytest.raises(ValueError, match="'token' wrote another text"):
         case.check(wrong)
+
+
+@pytest.mark.nightly
+def test_rows_of_a_batch_are_read_by_every_rule():
+    config = LoopedConfig.tiny("full", 2, width=16, heads=2, exit_gate=True, residual_gate=False)
+    case = exits.exits_case("small", batch=8, config=config, steps=2)
+    results = {name: case.contenders[name]() for name in (exits.ALL, exits.RULES[0])}
+    case.check(results)
+    for found in case.facts().values():
+        assert 1 <= found["loops per token"][0] <= found["loops of a step's longest row"][0] <= 2
+    with pytest.raises(ValueError, match="wrote another text"):
+        case.check({**results, exits.ALL: results[exits.ALL] + 1})
