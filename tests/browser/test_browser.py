@@ -111,8 +111,9 @@ def enter_guess(page: Any) -> None:
         choices.first.check()
     else:
         prediction.locator("input[type=text]").fill("5")
-        prediction.locator("input[type=text]").press("Tab")
-    prediction.locator(".lesson-enter").click()
+        prediction.locator("input[type=text]").press("Enter")
+    if choices.count():
+        prediction.locator(".lesson-enter").dblclick()  # a second click is harmless
     prediction.locator("img").first.wait_for()
     page.wait_for_function(KERNEL_IS_IDLE)
 
@@ -376,6 +377,14 @@ print("exported:", len(Path(lesson.export(learner="Ada")).read_text()) > 1000)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     first.scroll_into_view_if_needed()
     page.screenshot(path=SCREENSHOTS / "lesson.png")
+    box = page.locator(".toolkit-hand-in")
+    box.scroll_into_view_if_needed()
+    box.locator("input").first.fill("Ada")
+    box.locator("input").first.press("Enter")
+    with page.expect_download() as loading:
+        box.locator("a", has_text="Download the page").click()
+    assert "Draw 1F1B" in Path(loading.value.path()).read_text()
+    page.screenshot(path=SCREENSHOTS / "hand-in.png")
     page.close()
 
 

@@ -50,6 +50,7 @@ def test_no_picture_is_above_a_guess(name, question):
     cells, at = place_of(name, question)
     assert f'Lesson("{name}")' in "".join(source for source, *_ in cells[: at + 1])
     assert LOCKED in cells[at][1]
+    assert "The lesson was not run: run its first cell of code" in cells[at][1]
     assert not any(has_picture for *_, has_picture in cells[: at + 1])
 
 

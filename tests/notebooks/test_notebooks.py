@@ -106,4 +106,5 @@ def test_opens_with_badges_and_a_guarded_set_up_cell(path: Path) -> None:
     assert f"colab.research.google.com/github/mlsys-toolkit/toolkit/blob/main/{file}" in line
     assert f"kaggle.com/kernels/welcome?src={REPOSITORY}/blob/main/{file}" in line
     assert f"urlpath=lab/tree/{file}" in line
+    assert "![" not in line  # no picture that only a network shows
     assert "".join(second["source"]).startswith(SET_UP)

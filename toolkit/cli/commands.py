@@ -77,6 +77,24 @@ def gather(folder: Annotated[Path, tyro.conf.Positional]) -> None:
     print(f"The room: {gather(folder)}")
 
 
+def room(folder: Annotated[Path, tyro.conf.Positional] = Path("room"), port: int = 8123) -> None:
+    """Show a class live on a page of this machine; learners hand in over the network.
+
+    Args:
+        folder: where the learners' progress is kept; files that they bring may lie there too.
+        port: the port to listen on.
+    """
+    from toolkit.lab import Room
+
+    with Room(folder, port=port) as room:
+        print(f"Learners enter as Room, in the last box of a lesson:  {room.address}")
+        print(f"You open, on this machine:  {room.page_address}   (Ctrl+C ends)", flush=True)
+        try:
+            room.serve_forever()
+        except KeyboardInterrupt:
+            print(f"\nKept in {folder}; show it again:  toolkit gather {folder}")
+
+
 def info() -> None:
     """Print versions, devices and memory, for a bug report, and which `toolkit` is imported."""
     from toolkit.measure import environment_rows
@@ -91,6 +109,7 @@ _FUNCTIONS = (
     tour,
     lab,
     gather,
+    room,
     export_site,
     train,
     compare,

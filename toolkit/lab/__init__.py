@@ -46,6 +46,7 @@ Lessons (`lessons/`):
 
 * `Lesson`: locked predictions, exercises that check themselves, hints, progress kept on disk
 * `gather`: one page for a teacher from the learners' exports
+* `Room`: the same live, for learners who hand in over the network
 
 Notebooks:
 
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from toolkit.lab.latent.slice import SlicePanel
     from toolkit.lab.lessons.lesson import Lesson
     from toolkit.lab.lessons.pages import gather
+    from toolkit.lab.lessons.room import Room
     from toolkit.lab.looped.panel import LoopPanel, LoopStatePanel
     from toolkit.lab.lr.race_panel import RacePanel
     from toolkit.lab.lr.search_panel import SearchPanel
@@ -124,6 +126,7 @@ _HOMES = {
     "toolkit.lab.latent.slice": ("SlicePanel",),
     "toolkit.lab.lessons.lesson": ("Lesson",),
     "toolkit.lab.lessons.pages": ("gather",),
+    "toolkit.lab.lessons.room": ("Room",),
     "toolkit.lab.looped.panel": ("LoopPanel", "LoopStatePanel"),
     "toolkit.lab.lr.race_panel": ("RacePanel",),
     "toolkit.lab.lr.search_panel": ("SearchPanel",),
@@ -189,6 +192,7 @@ __all__ = [
     "ReadingPanel",
     "RequestsPanel",
     "RingPanel",
+    "Room",
     "SalePanel",
     "SearchPanel",
     "SentPanel",

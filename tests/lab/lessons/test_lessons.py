@@ -5,20 +5,27 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from yardstick import slowness
 
 pytest.importorskip("anywidget")
 
 import ipywidgets as widgets
 
-from toolkit.lab import Lesson, gather
+from toolkit.lab import Lesson, Room, gather
 from toolkit.lab.kit.panel import WIDGET_VIEW
 from toolkit.lab.lessons.catalogue import INSTRUMENTS, LESSONS, load_outline
 from toolkit.lab.lessons.outline import Answer, Question
+from toolkit.lab.lessons.prediction import Prediction
 from toolkit.lab.lessons.progress import Progress
+from toolkit.lab.lessons.room import send
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,13 +73,12 @@ def test_a_bad_guess_is_named_and_keeps_the_lock():
     prediction._button.click()
     assert "got &#x27;many&#x27;, wanted a number" in texts_of(prediction)
     assert prediction.guess is None
+    assert not prediction._button.disabled
     with pytest.raises(ValueError, match="wanted a number from"):
         prediction.guess = 1e9
 
 
 def test_a_choice_is_entered_like_a_number(tmp_path):
-    from toolkit.lab.lessons.prediction import Prediction
-
     question = Question("which", "Which?", lambda: Answer("b", "It is b."), options=("a", "b"))
     prediction = Prediction(question, Lesson("attention_cost").progress)
     assert prediction._input.value is None
@@ -108,6 +114,30 @@ def test_what_a_learner_raises_or_forgets_is_said():
     assert said(lambda *sizes: 1 / 0) == "<lambda> raised ZeroDivisionError: division by zero"
     assert "takes 0 positional arguments" in said(lambda: 1)
     assert said(lambda *sizes: "much") == "<lambda> returned str; wanted a number."
+
+
+def test_a_second_click_changes_nothing():
+    first, second = (Lesson("attention_cost").predict("doubling") for _ in range(2))
+    for box, value in ((first, "3"), (first, "5"), (second, "7")):
+        box._input.value = value
+        box._button.click()
+        assert (box.guess, box._said.value, box._button.disabled) == (3, "", True)
+
+
+def test_long_work_says_how_long():
+    """The bar is shown before the answer is computed, and goes with it."""
+    shown = []
+
+    def slow():
+        shown.append(texts_of(prediction))
+        return Answer(1.0, "It is 1.")
+
+    question = Question("slow", "How many?", slow, seconds=40)
+    prediction = Prediction(question, Progress("attention_cost"))
+    prediction._input.value = "1"
+    prediction._button.click()
+    assert "Working: about 40 s" in shown[0]
+    assert "Working" not in texts_of(prediction)
 
 
 def test_an_old_box_takes_nothing_back():
@@ -211,7 +241,7 @@ def test_a_room_is_gathered_from_pages_and_files(tmp_path, monkeypatch):
     (room / "note.html").write_text("hello")
     (room / "attention_cost.jsonl").write_bytes(lesson.progress.path.read_bytes())
     page = gather(room).read_text()
-    assert page.count("<td>right</td>") == 4
+    assert page.count("<td>right (1 tries)</td>") == 4
     assert "Ada" in page
     assert "<b>Bob" not in page
     assert "&lt;b&gt;Bob" in page
@@ -235,7 +265,7 @@ def test_learners_of_one_name_stay_apart_and_one_who_hands_in_twice_is_one(tmp_p
     assert "Learners: 2. Lessons: 2." in page
     assert page.count("<td>Ada</td>") == 2  # once per lesson
     assert "<td>Ada (2)</td>" in page
-    assert page.count("<td>right</td>") == 1  # the second page of the first learner
+    assert page.count("<td>right (1 tries)</td>") == 1  # the second page of the first learner
     names = {Lesson("attention_cost").export("Ada!"), Lesson("attention_cost").export("Ada?")}
     monkeypatch.setenv("TOOLKIT_PROGRESS", str(tmp_path / "first"))
     assert len(names | {Lesson("attention_cost").export("Ada!")}) == 2
@@ -264,6 +294,67 @@ def test_hostile_pages_end_no_gathering(tmp_path):
     for name in ("nested.json", "nested.jsonl", "binary.html", "Ada"):
         assert name in page
     assert "x" * 200 not in page
+
+
+def test_a_room_shows_who_is_stuck_and_with_which_words(tmp_path):
+    lesson = Lesson("attention_cost")
+    for _ in range(3):
+        lesson.check("score_flops", lambda *sizes: "<i>much</i>")
+    lesson.export(learner="Ada", directory=tmp_path / "room")
+    page = gather(tmp_path / "room").read_text()
+    row = "<td>Ada</td><td>score flops</td><td>3</td><td>0</td><td>&lt;lambda&gt; returned str"
+    assert row in page
+
+
+def test_the_last_box_writes_the_page_and_offers_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    lesson = Lesson("attention_cost")
+    lesson.predict("doubling").guess = 3
+    box = lesson.hand_in()
+    box.name.value = "Ada <b>"
+    box.button.click()
+    (page,) = (tmp_path / "progress").glob("*.html")
+    assert f"Written: {page}" in box.done.value
+    assert box.done.value.count("<a download=") == 2
+    assert "a machine of Kaggle that is deleted with the session" in texts_of(box)
+    assert "The lesson was not run" in box._repr_mimebundle_()[0]["text/plain"]
+    box.name.value = "A" * 3000
+    box.button.click()
+    assert "wanted at most 100" in box.done.value
+    assert Lesson("attention_cost").hand_in().name.value == "Ada <b>"
+
+
+def test_thirty_learners_enter_a_room_at_once(tmp_path):
+    lesson = Lesson("attention_cost")
+    lesson.check("score_flops", lambda *sizes: "<script>alert(1)</script>")
+    page = lesson.export(learner="<script>alert(1)</script>").read_text()
+    own = lesson.progress.learner_id()
+    pages = []
+    for at in range(30):
+        pages.append(tmp_path / f"{at}.html")
+        pages[-1].write_text(page.replace(own, f"learner-{at}"))
+    with Room(tmp_path / "room", host="127.0.0.1", port=0) as room:
+        threading.Thread(target=room.serve_forever, daemon=True).start()
+        start = time.perf_counter()
+        with ThreadPoolExecutor(30) as class_of_30:
+            answers = [*class_of_30.map(lambda path: send(path, room.address), pages)]
+        seconds = time.perf_counter() - start
+        assert answers == ["The room has your page on attention cost."] * 30
+        assert len([*(tmp_path / "room").glob("*.json")]) == 30
+        assert seconds < max(1, slowness())
+        shown = urllib.request.urlopen(room.page_address).read().decode()
+        assert "Learners: 30. Lessons: 1." in shown
+        assert "<script>alert" not in shown
+        with pytest.raises(ValueError, match="join code is another"):
+            send(pages[0], f"{room.address[:-5]}wrong")
+        pages[0].write_text("hello")
+        with pytest.raises(ValueError, match="no page of a lesson"):
+            send(pages[0], room.address)
+        room.shutdown()
+    with pytest.raises(OSError, match="cannot be reached"):
+        send(pages[1], room.address)
+    with pytest.raises(ValueError, match="wanted an address such as"):
+        send(pages[1], "file:///etc/hosts")
 
 
 def test_an_empty_room_is_refused(tmp_path):

@@ -24,6 +24,9 @@ from toolkit.lab.lessons.outline import Draw
 
 WIDTH, HEIGHT = 9.6, 3.4
 GUESS = {"color": ACCENT, "marker": "D", "markersize": 9, "linestyle": "none", "zorder": 6}
+RIGHT = "#00805e"
+_RIGHT_LINE: dict[str, Any] = {"color": RIGHT, "marker": "o"}
+_WRONG_LINE: dict[str, Any] = {"color": ACCENT, "linestyle": (0, (4, 2)), "marker": "D"}
 TRUTH = {"color": LOOKS["full"].colour, "marker": "o", "markersize": 10, "linestyle": "none"}
 
 
@@ -82,14 +85,16 @@ def draw_lines(
     ylabel: str,
     units: tuple[str, str] | None = None,
 ) -> Draw:
-    """Two curves over one axis, yours dashed above what was wanted; logarithmic if with units."""
+    """Two curves over one axis, yours above what was wanted; logarithmic if with units."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_axes((0.12, 0.17, 0.84, 0.7))
         known = LOOKS["full"]
         axes.plot(x, wanted, **known.line, linewidth=5, alpha=0.35, label="wanted")
         if yours is not None:
-            axes.plot(x, yours, color=ACCENT, linestyle=(0, (4, 2)), marker="D", label="yours")
+            agrees = bool(agreeing(yours, wanted).all())
+            own = _RIGHT_LINE if agrees else _WRONG_LINE
+            axes.plot(x, yours, **own, label=_yours(agrees))
         if units is not None:
             log_axes(axes, x_unit=units[0], y_unit=units[1])
         axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -104,12 +109,14 @@ def draw_matrices(
     """Two matrices beside each other, in one scale of colours."""
 
     def draw(figure: Figure) -> None:
-        pairs = [("yours", yours), (title, wanted)]
+        agrees = yours is not None and bool(agreeing(yours, wanted).all())
+        pairs = [(_yours(agrees), yours), (title, wanted)]
         finite = [np.abs(m[np.isfinite(m)]) for _, m in pairs if m is not None]
         top = max((float(part.max()) for part in finite if part.size), default=1.0) or 1.0
         for place, (name, matrix) in zip((0.1, 0.5), pairs, strict=True):
             axes = figure.add_axes((place, 0.18, 0.34, 0.7))
-            axes.set(title=name, xlabel=xlabel, ylabel=ylabel if name == "yours" else "")
+            axes.set(xlabel=xlabel, ylabel=ylabel if matrix is yours else "")
+            axes.set_title(name, color=INK if matrix is wanted else RIGHT if agrees else ACCENT)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(False)
@@ -124,7 +131,7 @@ def draw_matrices(
 def draw_bars(
     names: Sequence[str], yours: Sequence[float] | None, wanted: Sequence[float], *, xlabel: str
 ) -> Draw:
-    """A pair of bars per name."""
+    """A pair of bars per name; those of yours that agree look like no other."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_axes((0.24, 0.17, 0.72, 0.7))
@@ -132,7 +139,16 @@ def draw_bars(
         known = LOOKS["full"]
         axes.barh(places - 0.2, wanted, 0.36, color=known.colour, label="wanted")
         if yours is not None:
-            axes.barh(places + 0.2, yours, 0.36, color=ACCENT, hatch="//", label="yours")
+            agree = agreeing(yours, wanted)
+            look: dict[str, Any]
+            for those, look in (
+                (agree, {"color": RIGHT}),
+                (~agree, {"color": ACCENT, "hatch": "//"}),
+            ):
+                if those.any():
+                    own = np.asarray(yours, float)[those]
+                    label = _yours(bool(those is agree))
+                    axes.barh(places[those] + 0.2, own, 0.36, label=label, **look)
         axes.set_yticks(places, names)
         axes.invert_yaxis()
         axes.grid(False, axis="y")
@@ -142,6 +158,19 @@ def draw_bars(
         _legend(axes)
 
     return draw
+
+
+def agreeing(yours: Any, wanted: Any) -> np.ndarray:
+    """Where two arrays agree to a thousandth of themselves and a millionth of the largest."""
+    yours, wanted = np.asarray(yours, float), np.asarray(wanted, float)
+    if yours.shape != wanted.shape:
+        return np.zeros(yours.shape, bool)
+    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+    return np.isclose(yours, wanted, rtol=1e-3, atol=1e-6 * largest, equal_nan=True)
+
+
+def _yours(agrees: bool) -> str:
+    return "yours \N{CHECK MARK}" if agrees else "yours \N{BALLOT X}"
 
 
 def _legend(axes: Axes) -> None:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from IPython.display import HTML, display
+
 from toolkit._checks import checked
+from toolkit.figures import ACCENT
+from toolkit.lab.lessons.box import working
 from toolkit.lab.lessons.catalogue import load_outline
-from toolkit.lab.lessons.drawing import as_base64, png_of
+from toolkit.lab.lessons.drawing import RIGHT, as_base64, png_of
+from toolkit.lab.lessons.hand_in import HandIn
 from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.lab.lessons.pages import write_export
 from toolkit.lab.lessons.prediction import Prediction, Shown
@@ -33,8 +38,10 @@ class Verdict:
     exercise: str
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        mark, colour = ("&#10003;", "#00805e") if self.is_right else ("&#10007;", "#b3245b")
-        box = f"border-left:4px solid {colour};padding:4px 10px;max-width:860px"
+        mark, look = (
+            ("&#10003;", f"solid {RIGHT}") if self.is_right else ("&#10007;", f"dashed {ACCENT}")
+        )
+        box = f"border:2px {look};border-left-width:8px;padding:4px 10px;max-width:860px"
         page = f"<div role='status' style='{box}'>{mark} {html.escape(self.words)}</div>"
         if self.png:
             alt = html.escape(self.words, quote=True)
@@ -84,12 +91,16 @@ class Lesson:
     def check(self, exercise: str, function: Callable[..., Any]) -> Verdict:
         """Check a learner's function for an exercise, and store the result."""
         judged = self.outline.exercise(exercise)
+        sign = working(judged.seconds)
+        shown = display(HTML(sign), display_id=True) if sign else None
         try:
             words, draw = judged.judge(function)
             is_right = True
         except WrongAnswer as wrong:
             is_right, words, draw = False, wrong.words, wrong.draw
         png = b"" if draw is None else png_of(draw)
+        if shown is not None:
+            shown.update(HTML(""))
         found = {"is_right": is_right, "words": words, "code": _code_of(function)}
         self.progress.add("check", exercise, **found, picture=as_base64(png))
         return Verdict(is_right, words, png, exercise)
@@ -115,6 +126,10 @@ class Lesson:
             self.progress.add("learner", learner=learner)
         data = self.progress.data | {"learner_id": self.progress.learner_id()}
         return write_export(self.outline, data, Path(directory or self.progress.path.parent))
+
+    def hand_in(self) -> HandIn:
+        """A field for the learner's name and a button that makes the page to hand in."""
+        return HandIn(self)
 
     def summary(self) -> str:
         """The learner's progress in one line."""

@@ -37,6 +37,7 @@ class Question:
     unit: str = ""
     low: float = -math.inf
     high: float = math.inf
+    seconds: float = 0.2  # how long the answer takes, about, on two cores
 
     def check(self, guess: Any) -> float | str:
         """The guess converted to its type, or a ValueError."""
@@ -73,6 +74,7 @@ class Exercise:
     judge: Callable[[Callable[..., Any]], tuple[str, Draw | None]]
     hints: tuple[str, str, str]
     minutes: int = 5
+    seconds: float = 0.2  # how long the judge takes, about, on two cores
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from toolkit.lab.lessons.progress import read_events, read_progress
 
 _DATA = re.compile(r'<script type="application/json" id="toolkit-progress">(.*?)</script>', re.S)
 MOST_BYTES = 20_000_000
+LONGEST_MESSAGE = 200
 LARGEST = 1e300  # a page may hold an integer too large for a float
 
 
@@ -133,11 +134,13 @@ def _read_page(path: Path) -> dict[str, Any]:
     if path.suffix == ".jsonl":
         data = read_events(path.stem, path)
         return data | {"learner_id": "", "handed_in": ""}
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".html":
-        match = _DATA.search(text)
-        text = match[1] if match else ""
-    return read_progress(text, path)
+    return read_page_text(path.read_text(encoding="utf-8"), path)
+
+
+def read_page_text(text: str, path: Path) -> dict[str, Any]:
+    """The progress in the text of a page or of a file of progress; ValueError if it holds none."""
+    match = _DATA.search(text)
+    return read_progress(match[1] if match else text, path)
 
 
 def _by_name(learners: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -153,18 +156,28 @@ def _by_name(learners: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _who(outline: Outline, learners: dict[str, Any]) -> str:
-    rows = []
+    """Who is where, and below it who tried and is stuck, those who tried most first."""
+    rows, stuck = [], []
     for name, data in learners.items():
         cells = []
         for exercise in outline.exercises:
             check = data["checks"].get(exercise.name, {})
-            state = "right" if check.get("is_right") else "tried" if check.get("attempts") else ""
-            hints = check.get("hints", 0)
-            cells.append(f"{state} (hints: {hints})" if hints else state)
+            attempts, hints = check.get("attempts", 0), check.get("hints", 0)
+            state = "right" if check.get("is_right") is True else "tried" if attempts else ""
+            counts = [f"{n} {word}" for n, word in ((attempts, "tries"), (hints, "hints")) if n]
+            cells.append(f"{state} ({', '.join(counts)})" if counts else state)
+            if state == "tried":
+                words = str(check.get("words", ""))[:LONGEST_MESSAGE]
+                stuck.append((name, exercise.name.replace("_", " "), attempts, hints, words))
         entered = sum(question.name in data["guesses"] for question in outline.questions)
         rows.append((name, f"{entered} of {len(outline.questions)}", *cells))
     names = (exercise.name.replace("_", " ") for exercise in outline.exercises)
-    return report.table(("learner", "predictions", *names), rows, "Who is where")
+    page = report.table(("learner", "predictions", *names), rows, "Who is where")
+    if stuck:
+        stuck.sort(key=lambda row: -row[2])
+        head = ("learner", "exercise", "tries", "hints", "last message")
+        page += report.table(head, [tuple(map(str, row)) for row in stuck], "Who is stuck")
+    return page
 
 
 def _histogram(question: Question, learners: dict[str, Any]) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import display
 
-from toolkit.lab.kit.panel import WIDGET_VIEW, Panel
-from toolkit.lab.lessons.drawing import as_base64, draw_on_a_line, png_of
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.lessons.box import NOT_RUN, Box, on_enter, working
+from toolkit.lab.lessons.drawing import draw_on_a_line, png_of
 from toolkit.lab.lessons.outline import Answer, Question
 from toolkit.lab.lessons.progress import Progress
 
@@ -18,7 +18,7 @@ Shown = Panel | widgets.Widget | Callable[[], Panel | widgets.Widget]
 """What appears with the answer, or a function that makes it then."""
 
 
-class Prediction(widgets.VBox):
+class Prediction(Box):
     """A question on the page, with the panel that it locks.
 
     Attributes:
@@ -42,6 +42,7 @@ class Prediction(widgets.VBox):
         else:
             self._input = widgets.Text(placeholder=f"a number {question.unit}".strip())
             self._input.continuous_update = False
+            on_enter(self._input, self._enter)
         self._input.add_class("lesson-guess")
         self._button = widgets.Button(description="Enter my guess", icon="lock")
         self._button.add_class("lesson-enter")
@@ -77,10 +78,18 @@ class Prediction(widgets.VBox):
         return None if found is None else self._question.check(found.get("guess"))
 
     def _enter(self) -> None:
+        if self._guess is not None:  # a second click
+            return
+        self._button.disabled = True
+        self._said.value = working(self._question.seconds)
         try:
-            self.guess = self._input.value
+            if (entered := self._entered()) is not None:
+                self._unlock(entered)
+            else:
+                self.guess = self._input.value
         except Exception as error:
-            self._said.value = f"<span role='alert'>&#9888; {html.escape(str(error))}</span>"
+            self._said.value = self.alert(error)
+            self._button.disabled = self._guess is not None
 
     def _unlock(self, guess: float | str) -> None:
         question, answer = self._question, self._question.answer()
@@ -105,28 +114,13 @@ class Prediction(widgets.VBox):
     def _words(self, guess: float | str, answer: Answer) -> str:
         return f"You guessed {_shown(guess)}. {answer.words}"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def words(self) -> str:
         question, options = self._question, " / ".join(self._question.options)
-        answer = self.answer
-        if answer is None or self._guess is None:
-            state = LOCKED
+        if self.answer is None or self._guess is None:
+            state = f"{LOCKED}\n{NOT_RUN}"
         else:
-            state = self._words(self._guess, answer)
-        words = "\n".join(filter(None, (question.text, options, state)))
-        data = {
-            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id},
-            "text/plain": words,
-        }
-        metadata = {}
-        if self.png:
-            data["image/png"] = as_base64(self.png)
-            metadata["image/png"] = {"width": 960, "alt": words}
-        return data, metadata
-
-    def _ipython_display_(self) -> None:
-        """Show the bundle by a separate message, for the reasons given in `Panel`."""
-        data, metadata = self._repr_mimebundle_()
-        display(data, metadata=metadata, raw=True)
+            state = self._words(self._guess, self.answer)
+        return "\n".join(filter(None, (question.text, options, state)))
 
 
 def _shown(guess: float | str) -> str:

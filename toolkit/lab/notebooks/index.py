@@ -16,9 +16,9 @@ from toolkit.lab.lessons.progress import progress_file, progress_folder, read_ev
 from toolkit.lab.notebooks.lesson_pictures import lesson_picture
 
 SITE = "https://mlsys-toolkit.github.io/toolkit"
-FOLDERS = {"notebooks": "Instruments", "tutorials": "Lessons"}
+FOLDERS = {"tutorials": "Lessons", "notebooks": "Instruments"}
 PICTURE_PIXELS = 300
-_LINK = re.compile(r"\[!\[(?:Open in )?(\w+)\]\([^)]*\)\]\(([^)]*)\)")
+_LINK = re.compile(r"\[(Colab|Kaggle|Binder)\]\(([^)]*)\)")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def table(entries: list[Entry], root: Path | None, picture: str) -> str:
 
     Without a root nothing is said of progress, and links lead to pages of the same site.
     """
-    head = ["", "what", "needs", *(["done"] if root else []), "opens in"]
+    # A table leaves a picture no more room than its heading has.
+    head = ["&nbsp;" * 40, "what", "needs", *(["done"] if root else []), "opens in"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for entry in entries:
         links = {k: v for k, v in entry.links.items() if root or k != "Site"}
@@ -149,7 +150,7 @@ def write_index(root: Path) -> Path:
     import nbformat
 
     cells = [nbformat.v4.new_markdown_cell(
-        "# toolkit\n\nInstruments to explore with, and lessons that ask before they show. A click "
+        "# toolkit\n\nLessons that ask before they show, and instruments to explore with. A click "
         "on a picture opens it here; none depends on another having run. A half-day is the lessons "
         "01, 04, 05, 06 and 08. *Done* is as of the start of `toolkit lab`.", id="toolkit"
     )]  # fmt: skip

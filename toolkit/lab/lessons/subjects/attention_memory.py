@@ -233,6 +233,7 @@ OUTLINE = Outline(
             unit="times",
             low=0.01,
             high=1e5,
+            seconds=4,
         ),
     ),
     exercises=(
@@ -245,6 +246,7 @@ OUTLINE = Outline(
                 "Write the difference between the value and that, under k.",
                 "state + beta * jnp.outer(k, v - k @ state)",
             ),
+            seconds=1,
         ),
         Exercise(
             "log_decay",
@@ -268,6 +270,7 @@ OUTLINE = Outline(
                 "The next state is exp(g C) S + sum_j exp(g (C - 1 - j)) k_j v_j^T.",
             ),
             minutes=25,
+            seconds=10,
         ),
     ),
 )

@@ -285,6 +285,7 @@ OUTLINE = Outline(
             unit="chips",
             low=1,
             high=10_000,
+            seconds=6,
         ),
     ),
     exercises=(

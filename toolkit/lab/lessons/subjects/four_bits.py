@@ -207,6 +207,7 @@ OUTLINE = Outline(
             unit="in int8",
             low=-1000,
             high=1000,
+            seconds=1,
         ),
     ),
     exercises=(

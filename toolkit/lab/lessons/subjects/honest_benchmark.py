@@ -218,6 +218,7 @@ OUTLINE = Outline(
             unit="times",
             low=0.1,
             high=1e6,
+            seconds=1,
         ),
         Question(
             "first_call",
@@ -234,6 +235,7 @@ OUTLINE = Outline(
             "entry of its input. How long does a call take?",
             _unused_result,
             options=("as long as the products", "next to nothing", "jax refuses to compile it"),
+            seconds=1,
         ),
     ),
     exercises=(

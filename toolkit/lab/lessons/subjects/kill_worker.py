@@ -231,6 +231,7 @@ OUTLINE = Outline(
             unit="updates",
             low=0,
             high=KILL_AT,
+            seconds=40,
         ),
         Question(
             "same_batches",

@@ -223,6 +223,7 @@ OUTLINE = Outline(
             unit="times",
             low=0.1,
             high=1000,
+            seconds=2,
         ),
         Question(
             "extra_work",
@@ -268,6 +269,7 @@ OUTLINE = Outline(
                 "Wrap the function that jax.lax.scan applies.",
             ),
             minutes=10,
+            seconds=10,
         ),
     ),
 )

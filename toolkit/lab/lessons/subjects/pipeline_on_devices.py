@@ -270,6 +270,7 @@ OUTLINE = Outline(
             unit="places",
             low=0,
             high=10_000,
+            seconds=1,
         ),
     ),
     exercises=(

@@ -174,6 +174,7 @@ OUTLINE = Outline(
                 "sends parts[(d + 1 - s) % n] on and overwrites parts[(d - s) % n].",
             ),
             minutes=25,
+            seconds=4,
         ),
     ),
 )

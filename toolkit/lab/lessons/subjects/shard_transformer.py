@@ -295,6 +295,7 @@ OUTLINE = Outline(
             unit="times",
             low=0.1,
             high=100,
+            seconds=1,
         ),
     ),
     exercises=(
@@ -309,6 +310,7 @@ OUTLINE = Outline(
                 "dimension.",
             ),
             minutes=10,
+            seconds=3,
         ),
         Exercise(
             "feed_forward",
@@ -321,6 +323,7 @@ OUTLINE = Outline(
                 "The bias is whole on every device: add it after the sum.",
             ),
             minutes=10,
+            seconds=3,
         ),
         Exercise(
             "projections",
@@ -333,6 +336,7 @@ OUTLINE = Outline(
                 'jnp.einsum("btw,cwhs->cbths", h, stacked)',
             ),
             minutes=10,
+            seconds=10,
         ),
     ),
 )

@@ -267,6 +267,7 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=100,
+            seconds=12,
         ),
         Question(
             "cut_latent",
@@ -277,6 +278,7 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=1000,
+            seconds=21,
         ),
         Question(
             "skip_or_compress",
@@ -284,6 +286,7 @@ OUTLINE = Outline(
             "a head that reads ...",
             _skip_or_compress,
             options=(FEW, NEWEST, HEAVY),
+            seconds=1,
         ),
     ),
     exercises=(
@@ -299,6 +302,7 @@ OUTLINE = Outline(
                 "kept.sum() / w.sum()",
             ),
             minutes=10,
+            seconds=25,
         ),
         Exercise(
             "page_bound",
@@ -312,6 +316,7 @@ OUTLINE = Outline(
                 "maximum(q * largest, q * smallest).sum(axis=-1)",
             ),
             minutes=10,
+            seconds=4,
         ),
         Exercise(
             "latent_scores",
@@ -323,6 +328,7 @@ OUTLINE = Outline(
                 'einsum("rhk,hk->hr", key_up, q), and then with latents "hr,tr->ht".',
             ),
             minutes=10,
+            seconds=1,
         ),
         Exercise(
             "best_basis",
@@ -335,6 +341,7 @@ OUTLINE = Outline(
                 "numpy.linalg.eigh(C.T @ C) gives them in columns, by rising eigenvalue.",
             ),
             minutes=10,
+            seconds=2,
         ),
     ),
 )

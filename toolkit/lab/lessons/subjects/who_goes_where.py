@@ -250,6 +250,7 @@ OUTLINE = Outline(
             unit="times",
             low=1,
             high=4,
+            seconds=3,
         ),
         Question(
             "even_drops",
@@ -260,6 +261,7 @@ OUTLINE = Outline(
             unit="per cent",
             low=0,
             high=100,
+            seconds=3,
         ),
         Question(
             "pairs_moved",
@@ -287,6 +289,7 @@ OUTLINE = Outline(
                 "take_along_axis(scores, experts, 1), and return experts, 2.5 * w / w.sum(1).",
             ),
             minutes=15,
+            seconds=5,
         ),
         Exercise(
             "kept",

@@ -75,6 +75,7 @@ OUTLINE = Outline(
             unit="per second",
             low=1,
             high=1000,
+            seconds=12,
         ),
     ),
     exercises=(

@@ -158,5 +158,6 @@ EXERCISES = (
             "keepdims=True)",
         ),
         minutes=15,
+        seconds=8,
     ),
 )

@@ -1,0 +1,81 @@
+"""What the boxes of a lesson share: words without a kernel, Enter, and a sign that work goes on."""
+
+import asyncio
+import html
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from toolkit.lab.kit.panel import WIDGET_VIEW
+from toolkit.lab.lessons.drawing import as_base64
+
+LEAST_SECONDS = 0.5  # shorter work needs no sign
+TYPED_SECONDS = 0.3
+NOT_RUN = (
+    "Nothing to type into here? The lesson was not run: run its first cell of code, then this one "
+    "(click into it, Shift+Enter)."
+)
+# The browser moves the bar by itself, since the kernel cannot while it computes.
+_BAR = """<style>
+@keyframes lesson-fills {{ from {{ width: 2% }} to {{ width: 96% }} }}
+.lesson-bar {{ height: 6px; max-width: 320px; background: #d8dee4; border-radius: 3px }}
+.lesson-bar div {{ height: 100%; width: 2%; background: #0072b2; border-radius: 3px;
+  animation: lesson-fills {seconds:g}s linear forwards }}
+@media (prefers-reduced-motion: reduce) {{ .lesson-bar div {{ animation: none; width: 50% }} }}
+</style><div role='status'>Working: {about}.<div class='lesson-bar'><div></div></div></div>"""
+
+
+def working(seconds: float) -> str:
+    """A line and a bar that fills in the estimated time; empty for short work."""
+    if seconds < LEAST_SECONDS:
+        return ""
+    about = f"about {seconds:.0f} s on two cores" if seconds >= 2 else "a second or two"
+    return _BAR.format(seconds=seconds, about=about)
+
+
+def on_enter(field: widgets.Text, act: Callable[[], None]) -> None:
+    """Call `act` when Enter is pressed in a field, not when the field is left."""
+
+    def pressed(_: Any, content: dict[str, Any], buffers: Any) -> None:
+        if content.get("event") == "submit":
+            # The browser sends the key before what was typed.
+            asyncio.get_running_loop().call_later(TYPED_SECONDS, act)
+
+    field.on_msg(pressed)
+
+
+class Box(widgets.VBox):
+    """Widgets of a lesson, with words for a reader without a kernel.
+
+    Attributes:
+        png: a picture; may be empty.
+    """
+
+    png = b""
+
+    def words(self) -> str:
+        """What a page without widgets shows."""
+        raise NotImplementedError
+
+    def alert(self, error: Exception) -> str:
+        """An error as a line of the page, which a screen reader speaks at once."""
+        return f"<span role='alert'>&#9888; {html.escape(str(error))}</span>"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        words = self.words()
+        data = {
+            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id},
+            "text/plain": words,
+        }
+        metadata = {}
+        if self.png:
+            data["image/png"] = as_base64(self.png)
+            metadata["image/png"] = {"width": 960, "alt": words}
+        return data, metadata
+
+    def _ipython_display_(self) -> None:
+        """Show the bundle by a separate message, for the reasons given in `Panel`."""
+        data, metadata = self._repr_mimebundle_()
+        display(data, metadata=metadata, raw=True)
