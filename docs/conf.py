@@ -43,6 +43,10 @@ toc_object_entries_show_parents = "hide"
 # Other projects are named, not linked: their inventories are on the network.
 nitpick_ignore_regex = [("py:.*", r"(?!toolkit\.).*")]
 
+# Brought by `toolkit export-site`; without it formulas come from the network.
+if (Path(__file__).parent / "_static/mathjax/tex-svg.js").exists():
+    mathjax_path = "mathjax/tex-svg.js"
+
 html_theme = "furo"
 html_title = "toolkit"
 html_static_path = ["_static"]

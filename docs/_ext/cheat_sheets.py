@@ -17,6 +17,13 @@ from toolkit.attention.sparse import SELECTORS
 from toolkit.figures import in_words
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.subjects.cluster_plan import predicted
+from toolkit.lab.lessons.subjects.programs.fewer_bits import (
+    as_e4m3,
+    as_int8,
+    error_of_ordinary,
+    ordinary,
+)
+from toolkit.lab.lessons.subjects.programs.real_trace import exposed_time
 from toolkit.lr import NoisyQuadratic
 from toolkit.parallel.experts import dispatch_traffic
 from toolkit.parallel.experts.dispatch import expert_slots
@@ -124,12 +131,29 @@ SHEETS = {
         Row("log-decay of a half-life of n tokens", "-math.log(2) / n", {"n": 8},
             lambda n: float(np.log(0.5)) / n),
     ],
-    "loops_rates_kernels": [
+    "causality_trap": [
+        Row("outputs that a carried state lets see the last of T tokens", "100 * (T - 1) / (T - 1)",
+            {"T": 32}, lambda T: load_outline("causality_trap").questions[0].answer().truth,
+            "per cent"),
+    ],
+    "known_rates": [
         Row("loss per direction of curvature h at the end, rate r, noise v",
             "r * v / (2 * (2 - r * h))", {"r": 0.1, "h": 0.5, "v": 0.05},
             lambda r, h, v: final_loss(r, h, v)),
+    ],
+    "own_kernel": [
         Row("softmax of N bytes by four programs, over the bus", "6 * N", {"N": 64},
-            lambda N: load_outline("loops_rates_kernels").question("bus").answer().truth, "MB"),
+            lambda N: load_outline("own_kernel").question("bus").answer().truth, "MB"),
+    ],
+    "real_trace": [
+        Row("messages exposed in a step of T ms with C ms of products, if one of both always runs",
+            "T - C", {"T": 24, "C": 20}, lambda T, C: exposed_time([(16, T)], [(0, C)]), "ms"),
+    ],
+    "fewer_bits": [
+        Row("error of int8 with one scale, largest of the numbers m standard deviations",
+            "m / 127 / 12 ** 0.5", {"m": 3.56}, lambda m: int8_error(m)),
+        Row("spacing of float8 e4m3 at x", "2 ** (math.floor(math.log2(x)) - 3)", {"x": 20},
+            lambda x: as_e4m3(x + 1.1) - as_e4m3(x)),
     ],
     "skip_and_compress": [
         Row("cache per token and layer, latent c and rotary key r, 2 bytes", "2 * (c + r)",
@@ -238,6 +262,13 @@ def final_loss(rate, curvature, noise):
     """Where a constant rate ends on a quadratic of one direction."""
     problem = NoisyQuadratic(np.array([curvature]), np.array([noise]), np.ones(1))
     return problem.loss(problem.constant_rate_moment(rate, 10**6))
+
+
+def int8_error(largest):
+    """The measured error of the lesson's numbers, whose largest is this."""
+    numbers = ordinary()
+    assert math.isclose(max(map(abs, numbers)), largest, rel_tol=0.01)
+    return error_of_ordinary(numbers, as_int8(numbers))
 
 
 def latent_bytes(latent, rope):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from toolkit.lab.site.export import SCRIPTS
 from toolkit.lab.site.panels import shown_in
+from toolkit.lab.site.python import EXERCISES
 
 DOCS = Path(__file__).parent.parent
 PLAYER = DOCS.parent / "toolkit/lab/kit/player.js"
@@ -29,6 +30,8 @@ def add_replays(page, notebook):
         for one in pictures:
             words = one["metadata"]["image/png"].get("alt", "")
             cell["metadata"]["mystnb"] = {"image": {"alt": words}}
+        if place := exercise_in(page, "".join(cell["source"])):
+            cell["outputs"] = [output(place)]
         facts = recorded_in(page, "".join(cell["source"]))
         if facts:
             facts["folder"] = f"{os.path.relpath(SCRIPTS, page.parent)}/"
@@ -54,6 +57,24 @@ def recorded_in(page, source):
     return facts
 
 
+def exercise_in(page, source):
+    """The place where an exercise is checked in the browser; none if Python was not brought."""
+    lesson = re.sub(r"^\d+_", "", page.stem)
+    asked = re.search(r'lesson\.check\("(\w+)", \w+\)', source)
+    if not asked or asked[1] not in EXERCISES.get(lesson, ()):
+        return ""
+    if not (DOCS / "_static/python/toolkit.zip").exists():
+        return ""
+    facts = {
+        "folder": f"{os.path.relpath('_static/python', page.parent)}/",
+        "lesson": lesson,
+        "exercise": asked[1],
+        "stub": source.partition("\n\n\nlesson.check")[0],
+    }
+    data = "".join(f' data-{key}="{html.escape(words)}"' for key, words in facts.items())
+    return f'<div class="exercise"{data}></div>'
+
+
 def is_recorded(name):
     return (DOCS / SCRIPTS / f"{name}.js").exists()
 
@@ -64,9 +85,13 @@ def output(text):
 
 def add_module(app, pagename, templatename, context, doctree):
     """The modules themselves in pages that have a place: browsers read no module from file://."""
+    modules = []
     if 'class="replay"' in context.get("body", ""):
-        for module in (player_module(), (DOCS / "_static/replay.js").read_text(encoding="utf-8")):
-            app.add_js_file(None, body=module, type="module")
+        modules += [player_module(), (DOCS / "_static/replay.js").read_text(encoding="utf-8")]
+    if 'class="exercise"' in context.get("body", ""):
+        modules.append((DOCS / "_static/exercise.js").read_text(encoding="utf-8"))
+    for module in modules:
+        app.add_js_file(None, body=module, type="module")
 
 
 def player_module():

@@ -175,6 +175,16 @@ export function replay(place, recording, start = {}) {
   show();
 }
 
+/** What the browser keeps of an earlier visit; null if nothing, or if it keeps nothing. */
+function kept(key, value) {
+  try {
+    if (value !== undefined) localStorage.setItem(key, value);
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
 /** Put a question into an empty place; `unlock` follows a guess. */
 export function ask(place, question, unlock) {
   const error = element("p", { className: "replay-error", hidden: true });
@@ -183,13 +193,18 @@ export function ask(place, question, unlock) {
     ? question.options.map(option => element("label", {},
       element("input", { type: "radio", name: place.dataset.guess, value: option }), option))
     : [element("label", {}, element("input", { type: "text", inputMode: "decimal" }), question.unit)];
+  if (!question.options.length) {
+    const unit = question.unit && `, in ${question.unit}`;
+    inputs[0].firstChild.setAttribute("aria-label", `Your guess${unit}`);
+  }
   const legend = element("legend", {}, element("b", {}, "Your guess first. "), question.text);
   const fields = element("fieldset", {}, legend, ...inputs, button);
   const form = element("form", { className: "replay-question" }, fields, error);
   error.setAttribute("role", "alert");
+  const key = `toolkit-guess ${place.dataset.lesson} ${place.dataset.guess}`;
+  const options = question.options.length;
   form.onsubmit = event => {
     event.preventDefault();
-    const options = question.options.length;
     const given = options ? form.querySelector("input:checked")?.value
       : form.querySelector("input").value.replaceAll(",", "").trim();
     const isWrong = options ? !given : !given || !Number.isFinite(Number(given)) ||
@@ -202,15 +217,27 @@ export function ask(place, question, unlock) {
       return;
     }
     fields.disabled = true;
+    const isNew = kept(key) === null;
+    kept(key, given);
     const guess = options ? `“${given}”`
       : Number(given).toLocaleString("en-US", { maximumSignificantDigits: 10 });
     const answer = element("p", { className: "replay-answer", tabIndex: -1 },
       `You guessed ${guess}. ${question.words}`);
     form.append(answer, element("p", { className: "replay-origin" }, question.origin));
-    answer.focus();
+    if (isNew) answer.focus();
     unlock();
   };
   place.replaceChildren(form);
+  const before = kept(key);
+  if (before === null) return;
+  if (options) {
+    const chosen = [...form.querySelectorAll("input")].find(input => input.value === before);
+    if (!chosen) return;  // the question has other options now
+    chosen.checked = true;
+  } else {
+    form.querySelector("input").value = before;
+  }
+  form.requestSubmit();
 }
 
 /** What FOLDER/NAME.js holds. */

@@ -1,6 +1,9 @@
 """A panel replayed without a kernel and without a server, in a real Chromium with a real mouse."""
 
+import functools
 import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
 
 from toolkit.lab import MixerCostPanel, PipelinePanel
 from toolkit.lab.lessons.catalogue import load_outline
+from toolkit.lab.site.python import vendor
 from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel
 
@@ -93,6 +97,11 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
         answer = place.locator(".replay-answer").inner_text()
         assert answer == f"You guessed 5. {question.answer().words}"
         place.locator("svg").first.wait_for(timeout=60_000)
+        page.reload()  # what was guessed is kept
+        place.scroll_into_view_if_needed()
+        place.locator("svg").first.wait_for(timeout=60_000)
+        assert place.locator(".replay-answer").inner_text() == answer
+        assert place.locator("input[type=text]").get_attribute("aria-label") == "Your guess, in per cent"
         assert place.locator(".choice-left").evaluate("menu => menu.selectedOptions[0].text") == (
             "Linear attention"
         )
@@ -137,3 +146,62 @@ def test_a_scene_plays_without_a_kernel(tmp_path: Path, monkeypatch: pytest.Monk
         page.screenshot(path=SCREENSHOTS / "site-played.png")
         assert 0 < float(page.locator(".scene-clock").inner_text().split()[0]) < 36
         assert not errors
+
+
+EXERCISED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Exercise</title>
+<link rel="stylesheet" href="site.css"><body><div class="exercise" data-folder="python/"
+ data-lesson="{lesson}" data-exercise="{exercise}" data-stub="def {exercise}(): ..."></div>
+<script type="module">{module}</script></body></html>"""
+PLAIN = """
+def busy(events):
+    total, reached = 0, float("-inf")
+    for _, start, end in sorted(events, key=lambda event: event[1]):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+"""
+
+
+@pytest.mark.nightly
+def test_an_exercise_is_checked_by_python_in_the_browser(tmp_path: Path) -> None:
+    """Needs npm and, once, its registry; the page itself is served with no other network."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    for name in ("exercise.py", "site.css"):
+        shutil.copy(STATIC / name, tmp_path)
+    try:
+        assert len([*vendor(tmp_path)]) == 7
+    except ValueError as error:
+        pytest.skip(str(error))
+    module = (STATIC / "exercise.js").read_text(encoding="utf-8")
+    page_of = {"lesson": "real_trace", "exercise": "busy", "module": module}
+    (tmp_path / "page.html").write_text(EXERCISED.format(**page_of), encoding="utf-8")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with server, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 900, "height": 600})
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"http://127.0.0.1:{server.server_port}/page.html")
+
+        def check(source: str, state: str) -> str:
+            page.locator("textarea").fill(source)
+            page.locator("button").click()
+            page.locator(f'.exercise[data-state="{state}"]').wait_for(timeout=200_000)
+            return page.locator("[role=status]").inner_text()
+
+        long = "def busy(events): return sum(end - start for _, start, end in events)"
+        assert "what runs at the same time counts once" in check(long, "wrong")
+        assert "\N{CHECK MARK} Right: a moment counts once" in check(PLAIN, "right")
+        assert "raised SyntaxError" in check("def busy(", "wrong")
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        check(PLAIN, "right")
+        page.screenshot(path=SCREENSHOTS / "exercise.png")
+        page.reload()
+        assert page.locator("textarea").input_value() == PLAIN
+        assert all(url.startswith("http://127.0.0.1:") for url in asked)
+        browser.close()
+        server.shutdown()

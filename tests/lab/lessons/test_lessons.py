@@ -100,7 +100,7 @@ def test_progress_survives_a_restart(capsys):
     known = again.progress.data["checks"]["score_flops"]
     assert (known["is_right"], known["attempts"], known["hints"]) == (True, 2, 1)
     assert "def correct" in known["code"]
-    assert "1 of 2 predictions, 1 of 3 exercises" in again.summary()
+    assert "1 of 2 predictions, 1 of 2 exercises, 0 of 1 for a second hour" in again.summary()
     for count in (2, 3, 3):
         capsys.readouterr()
         again.hint("score_flops")
@@ -146,8 +146,11 @@ def test_an_old_box_takes_nothing_back():
     again = Lesson("attention_cost")
     assert again.check("score_flops", correct).is_right
     box.guess = 3
-    assert "1 of 2 predictions, 1 of 3 exercises" in again.summary()
-    assert "1 of 2 predictions, 1 of 3 exercises" in Lesson("attention_cost").summary()
+    assert "1 of 2 predictions, 1 of 2 exercises, 0 of 1 for a second hour" in again.summary()
+    assert (
+        "1 of 2 predictions, 1 of 2 exercises, 0 of 1 for a second hour"
+        in Lesson("attention_cost").summary()
+    )
     assert again.predict("doubling").guess == 3
 
 
@@ -213,7 +216,10 @@ def test_progress_of_an_earlier_version_is_kept(tmp_path):
     path.write_text(json.dumps(old))
     lesson = Lesson("attention_cost")
     lesson.predict("doubling").guess = 3
-    assert "1 of 2 predictions, 1 of 3 exercises" in Lesson("attention_cost").summary()
+    assert (
+        "1 of 2 predictions, 1 of 2 exercises, 0 of 1 for a second hour"
+        in Lesson("attention_cost").summary()
+    )
 
 
 def test_a_file_that_is_no_progress_is_named(tmp_path):

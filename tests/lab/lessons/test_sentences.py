@@ -2,12 +2,15 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from toolkit.attention import mixer
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.subjects.attention_memory import CHANNELS, _recall_errors
+from toolkit.lab.lessons.subjects.programs import fewer_bits, real_trace
+from toolkit.lab.lessons.subjects.programs.traces import busy_time, record
 
 OF_ITS_SIZE = 0.1
 
@@ -33,3 +36,29 @@ def test_a_sum_of_pairs_errs_by_half_at_a_quarter_of_its_channels_and_by_all_at_
             math.sqrt((pairs - 1) / CHANNELS), abs=OF_ITS_SIZE
         )
     assert np.all(np.diff(errors) > -OF_ITS_SIZE)
+
+
+def test_float8_is_that_of_jax_and_blocks_lose_what_an_outlier_hides():
+    numbers = [*fewer_bits.ordinary(500), 0.0, 2.0**-9, 2.0**-10, 1e-9, 447.0, -448.0, 19.0]
+    theirs = np.asarray(numbers, np.float32).astype(ml_dtypes.float8_e4m3fn).astype(float)
+    assert [fewer_bits.as_e4m3(np.float32(x).item()) for x in numbers] == theirs.tolist()
+    plain, spoilt = (
+        fewer_bits.errors(f()) for f in (fewer_bits.ordinary, fewer_bits.with_outliers)
+    )
+    int8, e4m3, e5m2, blocks = plain
+    assert max(plain[int8], plain[blocks]) < 0.01 < plain[e4m3] < plain[e5m2]
+    assert spoilt[e4m3] < spoilt[e5m2] < spoilt[blocks] < spoilt[int8]
+
+
+@pytest.mark.slow
+def test_a_trace_recorded_here_is_read_and_own_times_are_busy_times():
+    trace = record(calls=3)
+    assert trace.operations
+    assert trace.python
+    for lane in trace.lanes():
+        spans = [(e.name, e.start, e.end) for e in trace.operations if e.lane == lane]
+        assert sum(real_trace.own_times(spans).values()) == pytest.approx(busy_time(spans))
+    assert 0 < busy_time(trace.spans()) < max(event.end for event in trace.operations)
+    assert trace.picture().png[:4] == b"\x89PNG"
+    assert "idle for" in real_trace.idle_by(busy_time, trace)
+    assert real_trace.idle_by(lambda events: None, trace) == "write busy first"

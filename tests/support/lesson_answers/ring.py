@@ -3,19 +3,20 @@
 import jax
 import jax.numpy as jnp
 
+from toolkit.lab.lessons.subjects import ring
+
 
 def pass_on(x, axis, devices):
     return jax.lax.ppermute(x, axis, [(d, (d + 1) % devices) for d in range(devices)])
 
 
-def ring(x, axis, devices, is_whole=True):
+def first_half(x, axis, devices, is_handed_round=True):
     parts, d = x.reshape(devices, -1), jax.lax.axis_index(axis)
     for s in range(devices - 1):
         came = pass_on(parts[(d - s) % devices], axis, devices)
         parts = parts.at[(d - s - 1) % devices].add(came)
-    for s in range(devices - 1 if is_whole else 0):
-        came = pass_on(parts[(d + 1 - s) % devices], axis, devices)
-        parts = parts.at[(d - s) % devices].set(came)
+    if is_handed_round:
+        return ring.hand_round(parts[(d + 1) % devices], axis, devices)
     return parts.reshape(x.shape)
 
 
@@ -38,11 +39,14 @@ ANSWERS = {
         ],
     ),
     "ring_all_reduce": (
-        ring,
+        first_half,
         [
             (rotate_all, "sends 7 times its array"),
             (lambda x, axis, devices: jax.lax.psum(x, axis), "it uses all-reduce"),
-            (lambda x, axis, devices: ring(x, axis, devices, False), "that is a reduce-scatter"),
+            (
+                lambda x, axis, devices: first_half(x, axis, devices, False),
+                "that is a reduce-scatter",
+            ),
             (lambda x, axis, devices: x, "have 0, 0, 0"),
             (lambda x, axis, devices: jnp.sum(x)[None], "wanted [64]"),
             (lambda x, axis, devices: x + 1 / 0, "<lambda> raised ZeroDivisionError"),

@@ -17,13 +17,24 @@ LESSONS = (
     "cluster_plan",
     "kill_worker",
     "skip_and_compress",
-    "loops_rates_kernels",
+    "causality_trap",
     "who_goes_where",
     "pipeline_on_devices",
     "trees_and_cuts",
     "four_bits",
     "first_token",
+    "known_rates",
+    "own_kernel",
+    "real_trace",
+    "fewer_bits",
 )
+_FOLDERS = {
+    "causality_trap": "models",
+    "known_rates": "models",
+    "own_kernel": "programs",
+    "real_trace": "programs",
+    "fewer_bits": "programs",
+}
 INSTRUMENTS = (
     "collectives",
     "experts",
@@ -48,4 +59,5 @@ def load_outline(name: str) -> Outline:
         raise ValueError(f"name: got {name!r}, wanted one of {wanted}")
     if name in INSTRUMENTS:
         return instruments.OUTLINES[name]
-    return importlib.import_module(f"toolkit.lab.lessons.subjects.{name}").OUTLINE
+    module = f"{_FOLDERS[name]}.{name}" if name in _FOLDERS else name
+    return importlib.import_module(f"toolkit.lab.lessons.subjects.{module}").OUTLINE

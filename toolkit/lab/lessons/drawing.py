@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,6 +36,17 @@ def png_of(draw: Draw, height: float = HEIGHT) -> bytes:
         figure = new_figure(WIDTH, height)
         draw(figure)
         return Picture(figure, has_palette=True).png()
+
+
+class Drawing(NamedTuple):
+    """A picture in a notebook, with its words; it is saved with the notebook."""
+
+    png: bytes
+    words: str
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        data = {"image/png": as_base64(self.png), "text/plain": self.words}
+        return data, {"image/png": {"width": 960, "alt": self.words}}
 
 
 def as_base64(png: bytes) -> str:
@@ -175,4 +186,4 @@ def _yours(agrees: bool) -> str:
 
 def _legend(axes: Axes) -> None:
     """A legend above the axes, clear of lines and bars."""
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)

@@ -13,7 +13,7 @@ from toolkit._checks import checked
 from toolkit.figures import ACCENT
 from toolkit.lab.lessons.box import working
 from toolkit.lab.lessons.catalogue import load_outline
-from toolkit.lab.lessons.drawing import RIGHT, as_base64, png_of
+from toolkit.lab.lessons.drawing import RIGHT, Drawing, as_base64, png_of
 from toolkit.lab.lessons.hand_in import HandIn
 from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.lab.lessons.pages import write_export
@@ -127,6 +127,15 @@ class Lesson:
         data = self.progress.data | {"learner_id": self.progress.learner_id()}
         return write_export(self.outline, data, Path(directory or self.progress.path.parent))
 
+    @checked
+    def picture(self, question: str) -> Drawing:
+        """The picture of a question's answer, to look back on at the end of a lesson."""
+        answer = self.outline.question(question).answer()
+        draw = answer.draw
+        if draw is None:
+            raise ValueError(f"question: the answer of {question!r} has no picture")
+        return Drawing(png_of(lambda figure: draw(figure, None), 3.6), answer.words)
+
     def hand_in(self) -> HandIn:
         """A field for the learner's name and a button that makes the page to hand in."""
         return HandIn(self)
@@ -134,12 +143,17 @@ class Lesson:
     def summary(self) -> str:
         """The learner's progress in one line."""
         guesses, checks = self.progress.data["guesses"], self.progress.data["checks"]
-        right = sum(bool(check.get("is_right")) for check in checks.values())
+        solved = {name for name, check in checks.items() if check.get("is_right")}
+        phrases = []
+        for is_extra, word in ((False, "exercises"), (True, "for a second hour")):
+            names = {each.name for each in self.outline.exercises if each.is_extra == is_extra}
+            if names:
+                phrases.append(f"{len(solved & names)} of {len(names)} {word}")
         damaged = self.progress.data["damaged"]
         left_out = f"; damaged lines of {self.progress.path}: {damaged}" if damaged else ""
         return (
             f"{self.outline.title}: {len(guesses)} of {len(self.outline.questions)} predictions, "
-            f"{right} of {len(self.outline.exercises)} exercises{left_out}"
+            f"{', '.join(phrases)}{left_out}"
         )
 
 

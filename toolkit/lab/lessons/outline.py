@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
     truth: float | str
     words: str  # one or two sentences, with where the number comes from
-    # Draws the truth and a guess; None draws both on one line.
+    # Draws the truth and a guess, or the truth alone; without it both are drawn on one line.
     draw: Callable[[Figure, Any], None] | None = None
 
 
@@ -75,6 +75,7 @@ class Exercise:
     hints: tuple[str, str, str]
     minutes: int = 5
     seconds: float = 0.2  # how long the judge takes, about, on two cores
+    is_extra: bool = False  # for a second hour: the lesson is whole without it
 
 
 @dataclass(frozen=True)

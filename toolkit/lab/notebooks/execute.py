@@ -7,7 +7,11 @@ or anything else that differs from run to run. The tests run notebooks with the 
 """
 
 import argparse
+import base64
 import contextlib
+import io
+import os
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -17,6 +21,9 @@ from typing import Any
 import nbformat
 import psutil
 
+from toolkit.lab.lessons.progress import FOLDER_VARIABLE
+
+MOST_STILL_BYTES = 60_000
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -115,7 +122,24 @@ def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def save(notebook: nbformat.NotebookNode, path: Path) -> None:
     """Write a notebook, stripped in place, in the form the repository keeps."""
-    nbformat.write(strip(notebook), path)
+    for cell in strip(notebook).cells:
+        for output in cell.get("outputs", []):
+            if png := output.get("data", {}).get("image/png"):
+                output["data"]["image/png"] = _as_still(png)
+    nbformat.write(notebook, path)
+
+
+def _as_still(png: str) -> str:
+    """A large picture in a palette: a clone of the repository holds all of them."""
+    content = base64.b64decode(png)
+    if len(content) <= MOST_STILL_BYTES:
+        return png
+    from PIL import Image
+
+    image, buffer = Image.open(io.BytesIO(content)).convert("RGB"), io.BytesIO()
+    image = image.resize((960, round(image.height * 960 / image.width)), Image.Resampling.LANCZOS)
+    image.quantize(64, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 class _PeakMemory:
@@ -158,6 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("notebooks", nargs="+", type=Path)
     failed = False
+    os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="toolkit-progress-")  # nobody's guesses
     for path in parser.parse_args().notebooks:
         run = run_notebook(path)
         print(f"{path}: {run.seconds:.1f} s, {run.peak_memory_bytes / 1e6:.0f} MB")

@@ -89,6 +89,32 @@ def _loops(axes: Axes) -> None:
     axes.plot(turns / 4 + np.sin(turns), np.cos(turns), color=BLUE)
 
 
+def _rates(axes: Axes) -> None:
+    x = np.linspace(-1, 1, 60)
+    axes.plot(x, x**2 + 0.1, color=BLUE)
+    axes.plot([-0.9, 0.8, -0.5, 0.3, 0.02], [0.91, 0.74, 0.35, 0.19, 0.1], "D", color=ORANGE)
+
+
+def _blocks(axes: Axes) -> None:
+    axes.imshow(np.arange(24).reshape(4, 6) // 12, cmap=WEIGHTS, vmin=-1, vmax=3)
+    axes.hlines(np.arange(0.5, 3), -0.5, 5.5, color="white", linewidth=2)
+    axes.vlines(np.arange(0.5, 5), -0.5, 3.5, color="white", linewidth=2)
+    axes.axhline(1.5, color=ACCENT, linewidth=5)
+
+
+def _trace(axes: Axes) -> None:
+    for lane, starts in enumerate(((0, 2.2, 5), (1.2, 4.1), (2.5, 6.2))):
+        for start in starts:
+            axes.barh(-lane, 0.9 + lane / 3, 0.7, left=start, color=(BLUE, ORANGE, GREEN)[lane])
+
+
+def _formats(axes: Axes) -> None:
+    for row, (exponent, mantissa) in enumerate(((8, 7), (5, 2), (4, 3), (0, 7))):
+        for bit in range(1 + exponent + mantissa):
+            colour = FAINT if not bit else ORANGE if bit <= exponent else BLUE
+            axes.barh(-row, 0.9, 0.75, left=bit, color=colour)
+
+
 def _routed(axes: Axes) -> None:
     tokens, experts = np.arange(8), (0, 2, 2, 1, 3, 2, 0, 2)
     for token, expert in zip(tokens, experts, strict=True):
@@ -140,12 +166,16 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "kill_worker": _killed,
     "attention_memory": _memory,
     "skip_and_compress": _skipped,
-    "loops_rates_kernels": _loops,
+    "causality_trap": _loops,
     "who_goes_where": _routed,
     "pipeline_on_devices": _ticks,
     "trees_and_cuts": _tree,
     "four_bits": _few_bits,
     "first_token": _queue,
+    "known_rates": _rates,
+    "own_kernel": _blocks,
+    "real_trace": _trace,
+    "fewer_bits": _formats,
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import toolkit
 from toolkit.lab.lessons.catalogue import INSTRUMENTS, LESSONS
 from toolkit.lab.site.panels import REPLAYED
+from toolkit.lab.site.python import vendor
 from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel
 from toolkit.parallel import simulate_devices
@@ -41,6 +42,11 @@ def record_all(names: Sequence[str] = ()) -> Iterator[Path]:
         path = folder / f"{name}.js"
         path.write_text(as_script(name, recorded), encoding="utf-8")
         yield path
+
+
+def add_python() -> Iterator[Path]:
+    """Bring what the site checks exercises and sets formulas with, from npm."""
+    yield from vendor(docs_folder() / "_static")
 
 
 def build_site(output: Path) -> None:

@@ -285,7 +285,7 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
     ("tutorials/11_skip_and_compress", 'lesson.predict("cut_latent", SlicePanel'): (
         "latent-slices", {},
     ),
-    ("tutorials/12_loops_rates_kernels", 'lesson.predict("horizon", RacePanel'): ("race", {}),
+    ("tutorials/18_known_rates", 'lesson.predict("horizon", RacePanel'): ("race", {}),
     ("tutorials/01_attention_cost", 'lesson.predict("doubling", CostPanel'): (
         "attention-costs", {},
     ),

@@ -17,7 +17,7 @@ def answers_of(lesson):
 
 # Their judges compile.
 SECOND_TIER = {
-    "attention_memory", "first_token", "loops_rates_kernels", "memory_ledger", "meshes", "ring",
+    "attention_memory", "first_token", "memory_ledger", "meshes", "own_kernel", "ring",
     "shard_transformer", "skip_and_compress",
 }  # fmt: skip
 EVERY = [

@@ -1,5 +1,6 @@
 """Lesson 01, what attention costs: arithmetic of scores, caches and partial softmaxes."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -102,18 +103,18 @@ def _judge_score_flops(score_flops: Callable[..., Any]) -> tuple[str, Draw]:
             drawn,
         )
     for more, what in (((2 * HEADS, SIZE), "heads"), ((HEADS, 2 * SIZE), "channels")):
-        if not np.isclose(ask_number(score_flops, 256, *more), 2 * got[1]):
+        if not math.isclose(ask_number(score_flops, 256, *more), 2 * got[1]):
             raise WrongAnswer(f"Twice the {what} must make twice the work; yours does not.", drawn)
     ratio = got[-1] / wanted[-1]
-    if np.isclose(ratio, 0.5, rtol=0.01):
+    if math.isclose(ratio, 0.5, rel_tol=0.01):
         raise WrongAnswer(
             "Half of it: there are two products (scores, and weights times values), and a "
             "multiplication with its addition is 2 FLOP.",
             drawn,
         )
-    if np.isclose(ratio, 2, rtol=0.01):
+    if math.isclose(ratio, 2, rel_tol=0.01):
         raise WrongAnswer("Twice too much: token t looks at t tokens, not at the future.", drawn)
-    if not np.allclose(got, wanted, rtol=1e-6):
+    if not all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(got, wanted, strict=True)):
         raise WrongAnswer(f"The shape is right; the size is {ratio:.4g} times ours.", drawn)
     return "Right: 2 products x 2 FLOP x T(T+1)/2 pairs x heads x channels.", drawn
 
@@ -131,7 +132,7 @@ def _judge_longest_context(longest_context: Callable[..., Any]) -> tuple[str, Dr
     names = [name for name, _ in cases[:3]]
     drawn = draw_bars(names, got[:3], wanted[:3], xlabel="tokens that fit 80 GB")
     for (name, case), tokens, each in zip(cases, got, per_token, strict=True):
-        if np.isclose(tokens * each / case[0], 2, rtol=0.01):
+        if math.isclose(tokens * each / case[0], 2, rel_tol=0.01):
             raise WrongAnswer(f"{name}: twice too many; a token leaves a key and a value.", drawn)
         if tokens * each > case[0]:
             raise WrongAnswer(
@@ -242,6 +243,7 @@ OUTLINE = Outline(
                 "out = exp(L_a - L) out_a + exp(L_b - L) out_b.",
             ),
             minutes=10,
+            is_extra=True,
         ),
     ),
 )

@@ -271,6 +271,7 @@ OUTLINE = Outline(
             ),
             minutes=25,
             seconds=10,
+            is_extra=True,
         ),
     ),
 )

@@ -165,7 +165,25 @@ def _best_minutes() -> Answer:
         f"{100 / truth:.1f}% of the time, and failures cost as much again. At a thousand times "
         "the machines it is about one minute: one saves all the time."
     )
-    return Answer(truth, words)
+    return Answer(truth, words, _draw_lost)
+
+
+def _draw_lost(figure: Figure, guess: float | None) -> None:
+    """Time lost by the interval, with its two causes: one minute a save, a failure in 600."""
+    axes = figure.add_axes((0.1, 0.17, 0.86, 0.68))
+    minutes = np.geomspace(2, 600, 100)
+    for name, label, shares in (
+        ("window", "saving", 1 / minutes),
+        ("gdn", "failures", minutes / 1200),
+        ("full", "both", 1 / minutes + minutes / 1200),
+    ):
+        axes.loglog(minutes, 100 * shares, **LOOKS[name].line, label=label)
+    best = math.sqrt(1200)
+    axes.plot([best], [200 / best], "o", color=LOOKS["full"].colour, markersize=10)
+    if guess is not None:
+        axes.axvline(guess, color=ACCENT, linestyle=":", label="your guess")
+    axes.set(xlabel="minutes between saves", ylabel="time lost, per cent", xlim=(2, 600))
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
 
 
 def _judge_batch_at(batch_at: Callable[..., Any]) -> tuple[str, Draw]:
@@ -199,8 +217,8 @@ def _judge_best_interval(best_interval: Callable[..., Any]) -> tuple[str, Draw]:
     def lost(interval: float, save: float) -> float:
         return save / interval + interval / (2 * between)
 
-    grid = np.geomspace(1, 1e6, 20_001)
-    wanted = [float(grid[np.argmin(lost(grid, save))]) for save in saves]  # pyright: ignore
+    grid = [10 ** (6 * n / 20_000) for n in range(20_001)]
+    wanted = [min(grid, key=lambda each, save=save: lost(each, save)) for save in saves]
     got = [ask_number(best_interval, save, between) for save in saves]
     drawn = draw_lines(
         saves, got if min(got) > 0 else None, wanted, xlabel="time of a save",

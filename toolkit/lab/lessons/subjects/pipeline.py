@@ -276,6 +276,7 @@ OUTLINE = Outline(
                 "end.",
             ),
             minutes=15,
+            is_extra=True,
         ),
     ),
 )

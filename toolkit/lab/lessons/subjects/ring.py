@@ -50,6 +50,17 @@ def sent_by(function: Callable[..., jax.Array]) -> tuple[float, int, set[str]]:
     return total, sum(each.count for each in found), {each.kind for each in found}
 
 
+def hand_round(part: jax.Array, axis: str, devices: int) -> jax.Array:
+    """The second half of the ring: the sum [entries] on all, from part (d + 1) % devices on d."""
+    device = jax.lax.axis_index(axis)
+    right = [(d, (d + 1) % devices) for d in range(devices)]
+    parts = jnp.zeros((devices, *part.shape), part.dtype).at[(device + 1) % devices].set(part)
+    for step in range(devices - 1):
+        part = jax.lax.ppermute(part, axis, right)
+        parts = parts.at[(device - step) % devices].set(part)
+    return parts.reshape(-1)
+
+
 def _least_bytes() -> Answer:
     total, *_ = sent_by(lambda x, axis, devices: jax.lax.psum(x, axis))
     truth = total / (4 * ENTRIES) * 64
@@ -104,7 +115,7 @@ def _judge_ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> tuple[str, Dr
         if (parts == 1).all():
             raise WrongAnswer(
                 "Every device has one part of the sum: that is a reduce-scatter, the first half. "
-                "Now hand the parts round.",
+                "Now hand the parts round, by ring.hand_round.",
                 drawn,
             )
         raise WrongAnswer(
@@ -163,17 +174,17 @@ OUTLINE = Outline(
         ),
         Exercise(
             "ring_all_reduce",
-            "Write an all-reduce with jax.lax.ppermute alone, sending as little as possible.",
+            "Write the first half of an all-reduce with jax.lax.ppermute; the second is given.",
             _judge_ring_all_reduce,
             (
                 "First half: at each step a device sends one part to its neighbour, who adds its "
                 "own. Which part, after s steps, does device d send?",
                 "With parts [n, ...] and d = jax.lax.axis_index(axis): send parts[(d - s) % n], "
                 "add what comes to parts[(d - s - 1) % n].",
-                "After n - 1 steps device d holds the sum of part (d + 1) % n; the second half "
-                "sends parts[(d + 1 - s) % n] on and overwrites parts[(d - s) % n].",
+                "After n - 1 steps device d holds the sum of part (d + 1) % n: return "
+                "ring.hand_round(parts[(d + 1) % n], axis, n).",
             ),
-            minutes=25,
+            minutes=15,
             seconds=4,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Lesson 12, first half-lesson: a loop that carries its state to the next one sees the future."""
+"""Lesson 12: a loop that carries its state to the next one sees the future."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from toolkit.lab.lessons.outline import (
     Answer,
     Draw,
     Exercise,
+    Outline,
     Question,
     WrongAnswer,
     ask,
@@ -70,13 +71,14 @@ def _outputs_changed() -> Answer:
         f"none of them changes ({shares[False]:.0f} per cent)."
     )
 
-    def draw(figure: Figure, guess: float) -> None:
+    def draw(figure: Figure, guess: float | None) -> None:
         axes = figure.add_axes((0.1, 0.18, 0.86, 0.68))
         place = np.arange(1, TOKENS + 1)
-        least = TOKENS - 0.5 - guess / 100 * (TOKENS - 1)
-        axes.axvspan(least, TOKENS - 0.5, color=ACCENT, alpha=0.15, linewidth=0)
-        axes.text(TOKENS - 0.6, 0.97, "your guess", color=ACCENT, ha="right", va="top",
-                  transform=axes.get_xaxis_transform())  # fmt: skip
+        if guess is not None:
+            least = TOKENS - 0.5 - guess / 100 * (TOKENS - 1)
+            axes.axvspan(least, TOKENS - 0.5, color=ACCENT, alpha=0.15, linewidth=0)
+            axes.text(TOKENS - 0.6, 0.97, "your guess", color=ACCENT, ha="right", va="top",
+                      transform=axes.get_xaxis_transform())  # fmt: skip
         for carries, name, words in (
             (True, "full", "state carried"), (False, "window", "state reset"),
         ):  # fmt: skip
@@ -192,41 +194,44 @@ def _judge_decode(decode: Callable[..., Any]) -> tuple[str, Draw]:
     return "Right: one state per loop, and writing is what training was.", drawn
 
 
-QUESTIONS = (
-    Question(
-        "outputs_changed",
-        "A layer of linear attention reads 32 tokens twice. The state with which the first loop "
-        "ends is the one with which the second begins. Somebody changes the last token: which "
-        "share of the outputs before it change, in per cent?",
-        _outputs_changed,
-        unit="per cent",
-        low=0,
-        high=100,
-    ),
-)
-EXERCISES = (
-    Exercise(
-        "sees_future",
-        "A test of causality: does any output depend on a later token?",
-        _judge_sees_future,
-        (
-            "Causal means: change tokens from some place on, and no output before it moves.",
-            "Do that for every place, and compare every output before it, exactly.",
-            "for t in range(1, len(x)): y = x.copy(); y[t:] += 1; "
-            "if (model(y)[:t] != model(x)[:t]).any(): return True",
+OUTLINE = Outline(
+    "The causality trap",
+    questions=(
+        Question(
+            "outputs_changed",
+            "A layer of linear attention reads 32 tokens twice. The state with which the first "
+            "loop ends is the one with which the second begins. Somebody changes the last token: "
+            "which share of the outputs before it change, in per cent?",
+            _outputs_changed,
+            unit="per cent",
+            low=0,
+            high=100,
         ),
-        minutes=10,
     ),
-    Exercise(
-        "decode",
-        "One token through all loops of a model, so that writing equals reading.",
-        _judge_decode,
-        (
-            "When all tokens are read at once, which earlier tokens has loop 2 seen, and in what "
-            "form?",
-            "Loop 2 has its own state, made of the outputs of loop 1.",
-            "for n, state in enumerate(states): x_t, states[n] = step(x_t, state)",
+    exercises=(
+        Exercise(
+            "sees_future",
+            "A test of causality: does any output depend on a later token?",
+            _judge_sees_future,
+            (
+                "Causal means: change tokens from some place on, and no output before it moves.",
+                "Do that for every place, and compare every output before it, exactly.",
+                "for t in range(1, len(x)): y = x.copy(); y[t:] += 1; "
+                "if (model(y)[:t] != model(x)[:t]).any(): return True",
+            ),
+            minutes=10,
         ),
-        minutes=10,
+        Exercise(
+            "decode",
+            "One token through all loops of a model, so that writing equals reading.",
+            _judge_decode,
+            (
+                "When all tokens are read at once, which earlier tokens has loop 2 seen, and in "
+                "what form?",
+                "Loop 2 has its own state, made of the outputs of loop 1.",
+                "for n, state in enumerate(states): x_t, states[n] = step(x_t, state)",
+            ),
+            minutes=10,
+        ),
     ),
 )

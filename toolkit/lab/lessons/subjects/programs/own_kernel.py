@@ -1,4 +1,4 @@
-"""Lesson 12, third half-lesson: a Pallas kernel, interpreted here, real on a GPU or TPU."""
+"""Lesson 19: a Pallas kernel, interpreted here, real on a GPU or TPU."""
 
 import functools
 import time
@@ -15,6 +15,7 @@ from toolkit.lab.lessons.outline import (
     Answer,
     Draw,
     Exercise,
+    Outline,
     Question,
     WrongAnswer,
     ask,
@@ -134,30 +135,34 @@ def _judge_softmax_kernel(softmax_kernel: Callable[..., Any]) -> tuple[str, Draw
     return "Right: a softmax in one pass, each number read once and written once.", drawn
 
 
-QUESTIONS = (
-    Question(
-        "bus",
-        "The softmax of the rows of an array of 64 MB, by four programs one after another: the "
-        "largest of each row; exp(x - largest); the sum of each row; the quotient. How many MB "
-        "cross the memory bus? (Numbers per row do not count.)",
-        _bus,
-        unit="MB",
-        low=1,
-        high=1e5,
-    ),
-)
-EXERCISES = (
-    Exercise(
-        "softmax_kernel",
-        "A Pallas kernel for the softmax of every row of a block, reading and writing it once.",
-        _judge_softmax_kernel,
-        (
-            "x_ref[...] reads the whole block, out_ref[...] = y writes it; between is plain jnp.",
-            "Read once into x; subtract each row's largest; exp; divide by each row's sum.",
-            "e = jnp.exp(x - x.max(-1, keepdims=True)); out_ref[...] = e / e.sum(-1, "
-            "keepdims=True)",
+OUTLINE = Outline(
+    "A kernel of your own",
+    questions=(
+        Question(
+            "bus",
+            "The softmax of the rows of an array of 64 MB, by four programs one after another: the "
+            "largest of each row; exp(x - largest); the sum of each row; the quotient. How many MB "
+            "cross the memory bus? (Numbers per row do not count.)",
+            _bus,
+            unit="MB",
+            low=1,
+            high=1e5,
         ),
-        minutes=15,
-        seconds=8,
+    ),
+    exercises=(
+        Exercise(
+            "softmax_kernel",
+            "A Pallas kernel for the softmax of every row of a block, reading and writing it once.",
+            _judge_softmax_kernel,
+            (
+                "x_ref[...] reads the whole block, out_ref[...] = y writes it; between is plain "
+                "jnp.",
+                "Read once into x; subtract each row's largest; exp; divide by each row's sum.",
+                "e = jnp.exp(x - x.max(-1, keepdims=True)); out_ref[...] = e / e.sum(-1, "
+                "keepdims=True)",
+            ),
+            minutes=15,
+            seconds=8,
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Lesson 12, second half-lesson: a noisy quadratic, where the answer of a search is known."""
+"""Lesson 18: a noisy quadratic, where the answer of a search is known."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ from toolkit.lab.lessons.outline import (
     Answer,
     Draw,
     Exercise,
+    Outline,
     Question,
     WrongAnswer,
     ask_number,
@@ -137,29 +138,33 @@ def _tries(
     return draw
 
 
-QUESTIONS = (
-    Question(
-        "horizon",
-        "A quadratic of 100 directions, curvatures 1, 1/2, 1/3, ..., noisy gradients. One rate "
-        "ends lowest after 20 steps, another after 1,000. How many times smaller is the second?",
-        _horizon,
-        unit="times",
-        low=0.01,
-        high=1e4,
-    ),
-)
-EXERCISES = (
-    Exercise(
-        "search_rate",
-        "Find the best constant rate between two bounds with twelve runs.",
-        _judge_search_rate,
-        (
-            "Rates matter by their ratios: walk in log(rate).",
-            "The loss falls and then rises: of two tries the worse one says which end of the range "
-            "to drop. Twice infinite: drop the upper one.",
-            "Golden section: tries at 0.382 and 0.618 of the range in log(rate); the one that "
-            "stays inside is used again, so each round costs one try.",
+OUTLINE = Outline(
+    "A search whose answer is known",
+    questions=(
+        Question(
+            "horizon",
+            "A quadratic of 100 directions, curvatures 1, 1/2, 1/3, ..., noisy gradients. One rate "
+            "ends lowest after 20 steps, another after 1,000. How many times smaller is the "
+            "second?",
+            _horizon,
+            unit="times",
+            low=0.01,
+            high=1e4,
         ),
-        minutes=15,
+    ),
+    exercises=(
+        Exercise(
+            "search_rate",
+            "Find the best constant rate between two bounds with twelve runs.",
+            _judge_search_rate,
+            (
+                "Rates matter by their ratios: walk in log(rate).",
+                "The loss falls and then rises: of two tries the worse one says which end of the "
+                "range to drop. Twice infinite: drop the upper one.",
+                "Golden section: tries at 0.382 and 0.618 of the range in log(rate); the one that "
+                "stays inside is used again, so each round costs one try.",
+            ),
+            minutes=15,
+        ),
     ),
 )

@@ -1,0 +1,1 @@
+"""Lessons on models and how they learn."""

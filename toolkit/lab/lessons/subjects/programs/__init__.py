@@ -1,0 +1,1 @@
+"""Lessons on programs: kernels, traces, formats of numbers."""
