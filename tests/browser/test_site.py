@@ -101,7 +101,10 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
         place.scroll_into_view_if_needed()
         place.locator("svg").first.wait_for(timeout=60_000)
         assert place.locator(".replay-answer").inner_text() == answer
-        assert place.locator("input[type=text]").get_attribute("aria-label") == "Your guess, in per cent"
+        assert (
+            place.locator("input[type=text]").get_attribute("aria-label")
+            == "Your guess, in per cent"
+        )
         assert place.locator(".choice-left").evaluate("menu => menu.selectedOptions[0].text") == (
             "Linear attention"
         )
