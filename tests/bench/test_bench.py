@@ -2,22 +2,15 @@
 
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from tiers import by_night
 
-from toolkit.attention.kernels import dispatch
-from toolkit.attention.kernels.gpu.tokens import attend_tokens
 from toolkit.attention.latent import PRESETS
-from toolkit.attention.sparse import protocol
 from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
 from toolkit.bench.mixers import steps as mixer_steps
 from toolkit.bench.mixers.kernel_floors import floors_page
-from toolkit.bench.mixers.sparse_inputs import HEADS, SIZE
-from toolkit.bench.mixers.sparse_kernels import GPU_SYSTEMS, kernel_case, prefill_case
 from toolkit.bench.mixers.steps import latent_case, shard_case, shard_work
 from toolkit.measure import UncheckedRatioError, read_records
 
@@ -129,29 +122,6 @@ def test_a_device_reads_less_the_more_slices_there_are(monkeypatch):
     case = shard_case(8, 1, 24, "float32", False, "small")
     case.check({name: call() for name, call in case.contenders.items()})
     assert mixer_steps.KERNEL not in case.contenders  # which this machine does not run
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", by_night({"tactic", "tactic to mass 0.9", "pqcache"}, GPU_SYSTEMS))
-def test_a_kernels_step_reads_the_tokens_that_are_gathered(name, monkeypatch, request):
-    kernel = {"cpu": lambda: partial(attend_tokens, interpret=True)}
-    monkeypatch.setattr(dispatch, "TOKEN_KERNELS", kernel)
-    request.addfinalizer(protocol._decode.clear_cache)
-    form = "xla" if name == "quest" else "pallas"  # pages have a kernel of their own
-    case = kernel_case(name, 2, 512, 128, form, "small")
-    case.check({name: call() for name, call in case.contenders.items()})
-    facts = case.facts()[case.ours]
-    assert 0 < facts["recovered mass"][0] <= 101
-    assert facts["bytes read"][0] >= 2 * HEADS * facts["tokens"][0] * 2 * 2 * SIZE
-
-
-@pytest.mark.slow
-def test_a_prompt_by_sale_is_attention_to_its_tiles():
-    case = prefill_case(600, "xla", "xla", "small")
-    results = {name: call() for name, call in case.contenders.items()}
-    case.check(results)
-    with pytest.raises(ValueError, match="disagree"):
-        case.check({name: 2 * out for name, out in results.items()})
 
 
 def test_a_step_of_latent_attention_is_the_expanded_one():

@@ -22,7 +22,7 @@ class Known(NamedTuple):
 
     Attributes:
         family: "softmax", "recurrent" for all mixers with a state, or "latent" for a step of latent
-            attention, which has no row yet: the form of XLA.
+            attention; without a row for any platform it is the form of XLA.
         platform: "cpu", "cuda", "tpu" or "rocm"; None for all that have no row of their own.
         implementation: the form.
         record: file in data/measurements.
@@ -49,6 +49,33 @@ BEST_KNOWN = (
         "softmax forward+backward causal B=1 T=2048 H=8 D=64 float32 | 1 cores",
         "toolkit, blockwise",
         "jax.nn",
+    ),
+    Known(
+        "softmax",
+        "cuda",
+        "cudnn",
+        "nvidia-h100/accelerator.json",
+        "softmax forward+backward causal B=4 T=4096 H=16/4 D=128 bfloat16 | 1 cores",
+        "toolkit, cudnn",
+        "toolkit, blockwise",
+    ),
+    Known(
+        "recurrent",
+        "cuda",
+        "pallas",
+        "nvidia-h100/accelerator.json",
+        "gdn forward+backward B=2 T=16384 H=16 D=128 bfloat16 | 1 cores",
+        "toolkit, pallas",
+        "toolkit, xla",
+    ),
+    Known(
+        "latent",
+        "cuda",
+        "pallas",
+        "nvidia-h100/accelerator.json",
+        "latents of 576, H=16 B=8 context=32768 bfloat16 | 1 cores",
+        "toolkit, pallas",
+        "toolkit, xla",
     ),
     Known(
         "recurrent",

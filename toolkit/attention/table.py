@@ -47,9 +47,12 @@ the machines it is for.
 is lowered (`toolkit/attention/best_known.py`): "xla"; for softmax "dense" when short and
 "blockwise" when long; "masked" or "gathered" by cost. Softmax also takes "cudnn" on NVIDIA GPUs and
 "splash" on TPUs, kernels of others, for the arguments that these have.
-"pallas" are *experimental* kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the
-Hopper generation (H100, H200, GH200; bfloat16), forward, backward and the decode step. They have to
-be asked for by name, and warn until a record of such a machine shows what they gain.
+"pallas" are kernels for NVIDIA GPUs of the Hopper generation (H100, H200, GH200; bfloat16) and
+*experimental* ones for TPUs (written for v5e and v6e), forward, backward and the decode step.
+Where a process has one GPU, None is "cudnn" for softmax and "pallas" for a recurrence and a step
+with a latent cache, as far as they take the inputs: they have a gradient and no other derivative.
+Elsewhere, and for a recurrent step, kernels have to be asked for by name, and warn until a record
+of such a machine shows what they gain.
 On a CPU one call walks through time on one core; after `toolkit.parallel.use_cores()` sequences,
 or else heads, are shared among all of them.
 """

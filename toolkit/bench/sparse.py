@@ -6,7 +6,7 @@ the parts are selection and copying, attention is what is left.
 Every contender's recovered mass stands beside its time, as do the bytes it read; a check holds that
 its output is exact attention over what it selected. The index has its own lines: beside an update
 the same without an index, which appends the token and no more, and the time to build it as a share
-of a dense prefill. On a GPU every system attends by its kernel, and SALE reads a prompt.
+of a dense prefill.
 """
 
 import itertools
@@ -24,7 +24,6 @@ from jax import Array, lax
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step, sparse
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, PlannedCase
-from toolkit.bench.mixers import sparse_kernels
 from toolkit.bench.mixers.sparse_inputs import HEADS, SIZE, SYSTEMS, grouped, heavy_tailed
 from toolkit.bench.peers import has_torch
 
@@ -35,10 +34,7 @@ LAST = 1024  # queries of a prompt, whose time stands for that of all
 
 
 def cases(cores: int) -> Iterator[PlannedCase]:
-    """Every system at every context; on a GPU what has a kernel."""
-    if jax.default_backend() == "gpu":
-        yield from sparse_kernels.cases()
-        return
+    """Every system at every context."""
     for context, group, name in itertools.product(BUDGETS, GROUPS, SYSTEMS):
         heads = HEADS if group == 1 else f"{group * HEADS}/{HEADS}"
         label = f"{name}, B=1 H={heads} D={SIZE} context={context} float32"

@@ -41,6 +41,12 @@ def test_what_a_kernel_lacks_is_refused(name, options, dtype, message):
         softmax_attention(*inputs(dtype), implementation=name, **options)
 
 
+def test_odd_numbers_of_tokens_are_refused_unless_one_more_changes_nothing():
+    odd = [x[:, 1:] for x in inputs()]
+    with pytest.raises(ValueError, match="even numbers of tokens unless causal; got 255 and 255"):
+        softmax_attention(*odd, implementation="cudnn", is_causal=False)
+
+
 @pytest.mark.parametrize(
     ("name", "message"), [("cudnn", "does not run"), ("splash", "needs a TPU")]
 )
@@ -57,15 +63,22 @@ def gradient(*arrays, **options):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"sliding_window": 100}, {"is_causal": False}, {"query_seq_lengths": LENGTHS}],
+    ("options", "time"),
+    [
+        ({}, TIME),
+        ({}, 129),
+        ({"sliding_window": 100}, TIME),
+        ({"is_causal": False}, TIME),
+        ({"query_seq_lengths": LENGTHS}, TIME),
+    ],
 )
-def test_programs_for_a_gpu_hold_the_kernel_of_cudnn(options, monkeypatch):
+def test_programs_for_a_gpu_hold_the_kernel_of_cudnn(options, time, monkeypatch):
     from jax._src.cudnn import fused_attention_stablehlo as stock  # asks the machine at tracing
 
     monkeypatch.setattr(stock, "check_cudnn_version", lambda: 91_000)
     monkeypatch.setattr(stock, "check_compute_capability", lambda capability: True)
-    traced = jax.jit(partial(gradient, implementation="cudnn", **options)).trace(*inputs())
+    arrays = [x[:, :time] for x in inputs()]
+    traced = jax.jit(partial(gradient, implementation="cudnn", **options)).trace(*arrays)
     program = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert program.count("__cudnn$fmha") >= 2  # forward and backward
 

@@ -251,9 +251,3 @@ def test_what_only_evicting_needs_is_refused():
         sparse.split_heads(np.ones((1, 2)), 1.5, streaming_tokens=8, capacity=16)
     with checking(), pytest.raises(ValueError, match="floor must be from 0 to 1"):
         sparse.AdaKV(8, 2, floor=2.0)
-    own = sparse.SELECTORS["h2o"]()
-    cache = sparse.build(own, keys, keys, jnp.array([8]), queries=keys)
-    with pytest.raises(ValueError, match="looks at no weights"):
-        sparse.decode_step(
-            cache, keys[:, :, 0], own, sparse.FixedTokens(40), implementation="pallas"
-        )

@@ -1,6 +1,6 @@
 """Pallas kernels of the linear-time mixers, and of decoding against caches.
 
-All are experimental and warn so until a record of a device shows what they gain (`best_known.py`).
+One is experimental, and warns so, until a record of a device shows its gain (`best_known.py`).
 
 Nothing is imported here: `dispatch.py` loads the files of the device it finds when a mixer is asked
 for "pallas". Both devices offer `chunked(q, k, v, g, beta, initial_state, *, chunk, documents,

@@ -64,38 +64,9 @@ def _gpu_latent() -> Callable[..., tuple[Array, Array]]:
     return gpu_latent.decode
 
 
-def _gpu_pages() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels.gpu import pages as gpu_pages
-
-    return gpu_pages.attend_pages
-
-
-def _gpu_tokens() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels.gpu import tokens as gpu_tokens
-
-    return gpu_tokens.attend_tokens
-
-
-def _gpu_tiles() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels.gpu import tiles as gpu_tiles
-
-    return gpu_tiles.attend_tiles
-
-
-def _gpu_sale() -> Callable[..., Array]:
-    from toolkit.attention.kernels.gpu import tiles as gpu_tiles
-
-    return gpu_tiles.tiles_above
-
-
-# Platform -> its kernels by name, "chunked" or "step"; its kernels of one step against a cache; and
-# those of a prompt that reads some tiles.
+# Platform -> its kernels by name, "chunked" or "step", and that of one step against a latent cache.
 KERNELS = {"tpu": _tpu, "cuda": _gpu}
 LATENT_KERNELS = {"cuda": _gpu_latent}
-PAGE_KERNELS = {"cuda": _gpu_pages}
-TOKEN_KERNELS = {"cuda": _gpu_tokens}
-TILE_KERNELS = {"cuda": _gpu_tiles}
-SALE_KERNELS = {"cuda": _gpu_sale}
 
 
 @contextmanager
@@ -109,8 +80,7 @@ def interpreted(platform: str, interpret: Any = True) -> Iterator[None]:
     def on_a_cpu(load: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
         return lambda *name: partial(load(*name), interpret=interpret)
 
-    tables = KERNELS, LATENT_KERNELS, PAGE_KERNELS, TOKEN_KERNELS, TILE_KERNELS, SALE_KERNELS
-    found = [table for table in tables if platform in table]
+    found = [table for table in (KERNELS, LATENT_KERNELS) if platform in table]
     jax.clear_caches()
     for table in found:
         table["cpu"] = on_a_cpu(table[platform])
@@ -127,7 +97,7 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
 
     A platform whose kernel does not take these inputs is treated as one without kernels.
     """
-    warn_experimental("recurrent")
+    warn_experimental("recurrent" if name == "chunked" else "step")
     arrays = {} if documents is None else {"documents": documents}
 
     def branch(kernel):
@@ -216,34 +186,9 @@ def step_kernels(
 
 def attend_latent_slots(*arrays: Array, scale: float) -> tuple[Array, Array]:
     """One query per head against a latent cache; arguments and results of `gpu/latent.decode`."""
-    return _without_derivative(LATENT_KERNELS, arrays, scale=scale)
-
-
-def attend_pages(*arrays: Array, page_size: int) -> tuple[Array, Array]:
-    """One query per head against chosen pages; as in `gpu/pages.attend_pages`."""
-    return _without_derivative(PAGE_KERNELS, arrays, page_size=page_size)
-
-
-def attend_tokens(*arrays: Array) -> tuple[Array, Array]:
-    """One query per head against listed tokens; as in `gpu/tokens.attend_tokens`."""
-    return _without_derivative(TOKEN_KERNELS, arrays)
-
-
-def attend_tile_list(*arrays: Array, **settings: Any) -> tuple[Array, Array]:
-    """Attention of a sequence to the tiles it keeps; as in `gpu/tiles.attend_tiles`."""
-    return _without_derivative(TILE_KERNELS, arrays, **settings)
-
-
-def tiles_above(*arrays: Array, **settings: int) -> Array:
-    """Tiles with a score above its bound; as in `gpu/tiles.tiles_above`."""
-    return _without_derivative(SALE_KERNELS, arrays, **settings)
-
-
-def _without_derivative(kernels: Any, arrays: tuple[Array, ...], **settings: Any) -> Any:
-    """Run the kernel of the platform, or refuse in one line."""
-    warn_experimental("latent" if kernels is LATENT_KERNELS else "sparse")
+    warn_experimental("latent")
     arrays = no_derivative("the step", arrays)
-    branches = {name: partial(load(), **settings) for name, load in kernels.items()}
+    branches = {name: partial(load(), scale=scale) for name, load in LATENT_KERNELS.items()}
     for attend in branches.values():
         jax.eval_shape(attend, *arrays)  # refuses what it does not take
     needs = 'implementation="pallas" needs an NVIDIA GPU of the Hopper generation'

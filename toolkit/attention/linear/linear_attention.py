@@ -43,7 +43,7 @@ def linear_attention(
             number changes. What is not finite shows from its token on, in its own document.
             `initial_state` belongs to the first document, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (experimental kernels for TPUs and Hopper GPUs).
+            (kernels for Hopper GPUs, and experimental ones for TPUs).
         chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:

@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._attend import masked_softmax
 from toolkit.attention.execution.precision import accumulator
-from toolkit.attention.kernels.dispatch import attend_tokens
 from toolkit.attention.sparse.budget import Budget, Ranked
 from toolkit.attention.sparse.selector import Rest, Selector
 
@@ -238,19 +237,6 @@ def log_weights(
         place = jnp.broadcast_to(jnp.where(mask, tokens, capacity), scores.shape)
         weights = jnp.put_along_axis(weights, place, scores, axis=-1, inplace=False, mode="drop")
     return weights
-
-
-def attend_by_kernel(
-    head: Head,
-    q: Float[Array, "batch heads sets group key"],
-    tokens: Int[Array, "batch heads sets slots"],
-    mask: Bool[Array, "batch heads sets slots"],
-) -> Part:
-    """The same, by a kernel without copies."""
-    over_heads = jax.vmap(jax.vmap(attend_tokens))
-    out, lse = over_heads(q, head.keys, head.values, tokens, mask)
-    none = jnp.zeros((*mask.shape[:2], 1, 1), out.dtype)  # sums that only a tail asks for
-    return _part(out, lse, mask, none, none)
 
 
 def _part(

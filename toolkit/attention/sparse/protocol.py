@@ -44,10 +44,8 @@ from toolkit.attention.sparse.heads import (
     over_heads,
     per_head,
 )
-from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     Head,
-    attend_by_kernel,
     attend_to,
     forced_tokens,
     log_weights,
@@ -216,7 +214,6 @@ def decode_step(
     scale: float | None = None,
     group: Literal["union", "sum", "max", "each"] | None = None,
     corrects_tail: bool = False,
-    implementation: Literal["xla", "pallas"] | None = None,
 ) -> Decoded:
     r"""Attend with one query per head to the tokens that a selector picks from the cache.
 
@@ -240,11 +237,6 @@ def decode_step(
             error where attention is flat, and where it is peaked no head's error is larger by more
             than 5 % (tests/attention/sparse/test_sparse_tails.py). Off unless asked for, as the
             published systems have none and are compared without one.
-        implementation: "xla", or "pallas" for the selected tokens: experimental kernels for NVIDIA
-            GPUs in bfloat16, without gradients and without a correction of the tail, which have not
-            been run on one yet. Pages of 64 tokens that a group shares (`Quest(page_size=64)`, the
-            group "max" or "sum", a budget in tokens) are copied whole, for which it takes a Hopper
-            GPU; any other selection is gathered token by token. None: "xla".
 
     Returns:
         A `Decoded`: outputs, residuals, and what was read.
@@ -261,18 +253,14 @@ def decode_step(
     """
     selector.check_budget(budget, cache.capacity, cache.keys.shape[1])
     q_t, scale = fixed_scale(q_t, scale)
-    how, by_kernel = group or selector.group, implementation == "pallas"
+    how = group or selector.group
     if budget.compares_heads and how in ("union", "each"):
         raise ValueError(f'group must be "sum" or "max" for {budget}; got {how!r}.')
-    if by_kernel and selector.sees_weights:
-        raise ValueError('implementation "pallas" wants a selector that looks at no weights.')
-    if by_kernel and corrects_tail:
-        raise ValueError('implementation "pallas" wants no correction of the tail.')
-    return _decode(cache, q_t, selector, budget, scale, how, corrects_tail, by_kernel)
+    return _decode(cache, q_t, selector, budget, scale, how, corrects_tail)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
-def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel):
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
     batch, key_heads, capacity, key = cache.keys.shape
     q = _scaled(q_t.reshape(batch, key_heads, -1, key), scale)
     length = per_head(cache.length, q)
@@ -308,17 +296,13 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
             units = best_units_unordered(ranking.scores, ranked, (count - read[0].tokens) // sets)
         else:
             units = best_units(ranking.scores, ranked)
-        if by_kernel and is_page_table(selector, budget, group):
-            selected = attend_to_pages(selector, head, units[:, :, 0], count - read[0].tokens)
-        else:
-            select = partial(selected_tokens, group, slots, budget)
-            arguments = head, ranking, units, read[0], count
-            tokens, mask, is_taken = over_heads(select, selector, *arguments)
-            attend = attend_by_kernel if by_kernel else attend_list
-            queries = q[:, :, :, None] if group == "each" else q[:, :, None]
-            selected = attend(head, queries, tokens, mask)
-            lists.append((tokens, mask))
-        read, logits = [*read, selected], ranking.logits
+        select = partial(selected_tokens, group, slots, budget)
+        arguments = head, ranking, units, read[0], count
+        tokens, mask, is_taken = over_heads(select, selector, *arguments)
+        queries = q[:, :, :, None] if group == "each" else q[:, :, None]
+        read = [*read, attend_list(head, queries, tokens, mask)]
+        lists.append((tokens, mask))
+        logits = ranking.logits
     parts = [(part.out, part.lse) for part in read]
     lse = combine(*parts)[1]
     if corrects_tail:

@@ -12,20 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import MIXERS, Mixer, sparse
+from toolkit.attention import MIXERS, Mixer
 from toolkit.attention.latent import LatentCache, LatentConfig, LatentWeights, mla_step
-from toolkit.attention.sparse.prefill import attend_tiles, sale_tiles
 from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs, output_weight
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 # Of the root mean square: bfloat16 keeps 8 bits, and kernels round what they multiply.
 VALUES, GRADIENTS = 0.01, 0.02
-SELECTORS: dict[str, dict[str, Any]] = {
-    "quest": {"page_size": 64, "sinks": 4, "recent": 16},
-    "hata": {},
-    "pqcache": {},
-    "tactic": {"cluster_size": 32},
-}
 
 
 class KernelCheck(NamedTuple):
@@ -56,13 +49,8 @@ def kernel_checks(platform: str, sizes: Sizes = LARGE) -> Iterator[KernelCheck]:
                 name = f"{row.name} {'gradients' if backward else 'values'}"
                 yield KernelCheck(name, partial(_sequence, row, sizes, backward), most)
             yield KernelCheck(f"{row.name} step", partial(_step, row, sizes), VALUES)
-    if platform != "cuda":
-        return
-    yield KernelCheck("mla step", partial(_latent, sizes), VALUES)
-    for name, settings in SELECTORS.items():
-        yield KernelCheck(f"{name} step", partial(_selected, name, settings, sizes), VALUES)
-    yield KernelCheck("tiles of a prompt", partial(_tiles, sizes), VALUES)
-    yield KernelCheck("sale", partial(_sale, sizes), 0.0)
+    if platform == "cuda":
+        yield KernelCheck("mla step", partial(_latent, sizes), VALUES)
 
 
 def relative_error(found: Any, wanted: Any) -> float:
@@ -113,37 +101,3 @@ def _latent(sizes: Sizes) -> float:
     cache = LatentCache(filled[0], filled[1], length)
     step = partial(mla_step, x, weights, cache, config)
     return relative_error(*(_float32(step(implementation=name)[0]) for name in ("pallas", "xla")))
-
-
-def _drawn(*shapes: tuple[int, ...]) -> list[jax.Array]:
-    random = np.random.default_rng(0)
-    return [jnp.asarray(random.standard_normal(shape), BF16) for shape in shapes]
-
-
-def _selected(name: str, settings: dict[str, Any], sizes: Sizes) -> float:
-    """Rows of unequal lengths, four heads of queries to a head of keys."""
-    of_keys = (2, sizes.heads, 2 * sizes.time, sizes.size)
-    keys, values, q = _drawn(of_keys, of_keys, (2, 4 * sizes.heads, sizes.size))
-    selector = sparse.SELECTORS[name](**settings)
-    cache = sparse.build(selector, keys, values, jnp.array([2 * sizes.time - 3, sizes.time]))
-    step = partial(sparse.decode_step, cache, q, selector, sparse.FixedTokens(sizes.time // 2 + 64))
-    return relative_error(*(_float32(step(implementation=x).out) for x in ("pallas", "xla")))
-
-
-def _tiles(sizes: Sizes) -> float:
-    shape = (sizes.batch, sizes.time, sizes.heads, sizes.size)
-    q, k, v = _drawn((*shape[:2], 2 * sizes.heads, sizes.size), shape, shape)
-    tiles = sale_tiles(q, k, threshold=0.2, sink=16, local=32, implementation="xla")
-    attend = partial(attend_tiles, q, k, v, tiles)
-    return relative_error(*(_float32(attend(implementation=x)[0]) for x in ("pallas", "xla")))
-
-
-def _sale(sizes: Sizes) -> float:
-    """The share of tiles that are kept by one form alone."""
-    shape = (sizes.batch, sizes.time, 2 * sizes.heads, sizes.size)
-    q, k = (1.5 * x for x in _drawn(shape, (*shape[:2], sizes.heads, sizes.size)))
-    found, wanted = (
-        sale_tiles(q, k, threshold=0.2, sink=16, local=32, implementation=form).kept
-        for form in ("pallas", "xla")
-    )
-    return float(jnp.mean(found != wanted))

@@ -27,7 +27,6 @@ from toolkit.bench.mixers import gpu
 from toolkit.bench.mixers import steps as mixer_steps
 from toolkit.bench.mixers.suite import recurrent_rows
 from toolkit.bench.softmax import accelerator_cases
-from toolkit.bench.sparse import cases as sparse_cases
 from toolkit.measure import Record, read_records, record, write_records
 
 FAILED, ERROR = " | failed: ", " | relative error"
@@ -141,7 +140,6 @@ def _cases(platform: str, is_rehearsal: bool) -> Iterator[PlannedCase]:
     yield from accelerator_cases()
     if platform == "cuda":
         yield from mixer_steps.shard_cases(((8, 32768),))
-        yield from (case for case in sparse_cases(1) if "=131072 " in case.name)
 
 
 if __name__ == "__main__":

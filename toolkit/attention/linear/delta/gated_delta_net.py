@@ -54,7 +54,7 @@ def gated_delta_net(
             `initial_state` belongs to the first document, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token: as fast forward
             for small heads on a CPU, but its gradient keeps one state per token) or "pallas"
-            (experimental kernels for TPUs and Hopper GPUs).
+            (kernels for Hopper GPUs, and experimental ones for TPUs).
         chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:

@@ -16,20 +16,17 @@ One scale per token where the released kernel has one per few rows of a matrix f
 """
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._checks import check_choice
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, TokenCount
 from toolkit.attention.execution.precision import accumulator
-from toolkit.attention.kernels.dispatch import tiles_above
 from toolkit.attention.sparse.prefill.tiles import (
     Tiles,
     attend_tiles,
@@ -54,7 +51,6 @@ def sale_tiles(
     local: Annotated[int, AtLeast(0)] = 128,
     scale: float | None = None,
     is_rounded: bool = True,
-    implementation: Literal["xla", "pallas"] | None = None,
 ) -> Tiles:
     """The tiles in which some weight reaches a share of the sink's and the local keys' sum.
 
@@ -70,9 +66,6 @@ def sale_tiles(
         local: keys before a block of queries that are always kept, with the block itself.
         scale: factor of the scores; None for key ** -0.5.
         is_rounded: whether scores are estimated in 4 bits; exact otherwise.
-        implementation: "xla", or "pallas": an experimental kernel for NVIDIA GPUs that compares the
-            15 levels as 8-bit integers, for blocks that are powers of two; it has not been run on
-            one yet. None: "xla".
 
     Returns:
         The tiles, for causal attention.
@@ -97,11 +90,7 @@ def sale_tiles(
         raise ValueError(f"threshold must be at least 0; got {threshold:g}.")
     q, scale = fixed_scale(q, scale)
     how = query_block, key_block, sink, local, scale, is_rounded
-    if implementation == "pallas":
-        check_choice('is_rounded, with implementation "pallas"', is_rounded, (True,))
-        kept = _kept_by_kernel(q, k, jnp.broadcast_to(tau, (heads,)), *how[:-1])
-    else:
-        kept = _kept(q, k, jnp.broadcast_to(tau, (heads,)), *how)
+    kept = _kept(q, k, jnp.broadcast_to(tau, (heads,)), *how)
     return Tiles(kept, None, query_block, key_block)
 
 
@@ -140,48 +129,6 @@ def _kept(q, k, tau, query_block, key_block, sink, local, scale, is_rounded):
     q, k = by_head(q, heads), by_head(k, heads)
     kept = each(head, q, k, jnp.tile(tau, batch))
     return kept.reshape(batch, heads, *kept.shape[1:])
-
-
-@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
-def _kept_by_kernel(q, k, tau, query_block, key_block, sink, local, scale):
-    batch, time, heads, _ = q.shape
-    precise = accumulator(q.dtype)
-    q, k = (scale * by_head(q, heads)).astype(precise), by_head(k, heads).astype(precise)
-    k = k - k.mean(axis=1, keepdims=True)
-    mean = q.mean(axis=1, keepdims=True)
-    log_tau = jnp.log(jnp.tile(tau, batch))
-    blocks, key_blocks = -(-time // query_block), -(-time // key_block)
-    first = query_block * jnp.arange(blocks, dtype=jnp.int32)
-    sinks = min(-(-sink // key_block), key_blocks)
-    starts = jnp.maximum(first - local, 0) // key_block
-    wide = min(local + key_block + query_block, time)
-
-    def bounds(q, k, log_tau):
-        """Of one head: the exact sum over its sinks and local keys, as logarithms."""
-
-        def rows(q, first, start):
-            query = first + jnp.arange(query_block, dtype=jnp.int32)[:, None]
-            begin = jnp.minimum(start * key_block, time - wide)
-            near = begin + jnp.arange(wide, dtype=jnp.int32)[None]
-            far = jnp.arange(min(sinks * key_block, time), dtype=jnp.int32)[None]
-            seen = [far <= query, (near >= start * key_block) & (near >= far.shape[1])]
-            seen[1] &= near <= query
-            x = [q @ k[: far.shape[1]].T, q @ lax.dynamic_slice_in_dim(k, begin, wide).T]
-            x = jnp.where(jnp.concatenate(seen, 1), jnp.concatenate(x, 1), -jnp.inf)
-            return jax.nn.logsumexp(x, axis=1) + log_tau
-
-        return jax.vmap(rows)(in_blocks(q, query_block), first, starts).reshape(-1)[:time]
-
-    bound = jax.vmap(bounds)(q, k, log_tau)
-    of_q, of_k = levels(q - mean), levels(k)
-    of_mean = (k * mean).sum(axis=2)
-    arrays = of_q[0].astype(jnp.int8), of_k[0].astype(jnp.int8), of_q[1][..., 0], of_k[1][..., 0]
-    sizes = {"query_block": query_block, "key_block": key_block}
-    above = tiles_above(*arrays, of_mean, bound, **sizes).reshape(batch, heads, blocks, key_blocks)
-    tile = jnp.arange(key_blocks, dtype=jnp.int32)[None]
-    is_exact = (tile < sinks) | (tile >= starts[:, None])
-    last = (jnp.minimum(first + query_block, time) - 1)[:, None] // key_block
-    return (above | is_exact[None, None]) & (tile <= last)[None, None]
 
 
 def levels(x: Float[Array, "... size"]) -> tuple[Float[Array, "... size"], Float[Array, "... 1"]]:

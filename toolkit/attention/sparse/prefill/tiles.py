@@ -12,7 +12,6 @@ length of that list is traced, so another selection compiles nothing; there is n
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,6 @@ from toolkit.attention._shapes import (
     TokenCount,
 )
 from toolkit.attention.execution.precision import accumulator
-from toolkit.attention.kernels.dispatch import attend_tile_list
 from toolkit.attention.sparse.train.spread import each
 
 _AT_ONCE = 512  # keys that one turn of the loop multiplies
@@ -76,7 +74,6 @@ def attend_tiles(
     *,
     is_causal: bool = True,
     scale: float | None = None,
-    implementation: Literal["xla", "pallas"] | None = None,
 ) -> tuple[HeadValues, HeadGates]:
     """Exact softmax attention over the tiles that are kept.
 
@@ -89,9 +86,6 @@ def attend_tiles(
         tiles: what each head keeps.
         is_causal: whether a query sees no later key; then key_time must be time.
         scale: factor of the scores; None for key ** -0.5.
-        implementation: "xla", or "pallas": an experimental kernel for NVIDIA GPUs in bfloat16,
-            without gradients and without columns, for blocks that are powers of two; it has not
-            been run on one yet. None: "xla".
 
     Returns:
         The output [batch, time, heads, value], 0 where nothing is kept, and the logarithm of the
@@ -112,10 +106,6 @@ def attend_tiles(
     check_lengths(q, k, is_causal=is_causal)
     check_tiles(tiles, q, k)
     q, scale = fixed_scale(q, scale)
-    if implementation == "pallas":
-        if tiles.columns is not None:
-            raise ValueError('implementation "pallas" wants tiles without columns.')
-        return _attend_by_kernel(q, k, v, tiles, is_causal, scale)
     return _attend(q, k, v, tiles, is_causal, scale)
 
 
@@ -204,17 +194,6 @@ def _attend(q, k, v, tiles, is_causal, scale):
     out, lse = each(head, by_head(q, heads), by_head(k, heads), by_head(v, heads), *maps)
     out = out.reshape(batch, heads, time, value).swapaxes(1, 2).astype(q.dtype)
     return out, lse.reshape(batch, heads, time).swapaxes(1, 2)
-
-
-@partial(jax.jit, static_argnums=(4, 5))
-def _attend_by_kernel(q, k, v, tiles, is_causal, scale):
-    batch, _, heads, _ = q.shape
-    sizes = {"query_block": tiles.query_block, "key_block": tiles.key_block}
-    rows = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v)]
-    kept = tiles.kept.reshape(-1, *tiles.kept.shape[2:])
-    out, lse = attend_tile_list(*rows, kept, is_causal=is_causal, scale=scale, **sizes)
-    out, lse = (x.reshape(batch, heads, *x.shape[1:]).swapaxes(1, 2) for x in (out, lse))
-    return out.astype(q.dtype), lse
 
 
 def _add(sums, scores, v):
