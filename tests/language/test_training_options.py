@@ -91,8 +91,9 @@ def test_texts_are_mixed_by_their_weights_and_held_out_each(run, tmp_path):
     assert row[f"evaluation_loss of {texts[0]}"] < row[f"evaluation_loss of {texts[1]}"]
     train_language_model(mixed, tmp_path / "cut", stop=lambda: True, **QUIET)
     cut = train_language_model(mixed, tmp_path / "cut", **QUIET)
-    ends = (nnx.state(result.model, nnx.Param) for result in (cut, trained))
-    jax.tree.map(np.testing.assert_array_equal, *ends)
+    models = (cut.model, trained.model, load_language_model(tmp_path / "whole"))
+    jax.tree.map(np.testing.assert_array_equal, *(nnx.state(m, nnx.Param) for m in models[:2]))
+    jax.tree.map(np.testing.assert_array_equal, *(nnx.state(m, nnx.Param) for m in models[1:]))
     with pytest.raises(ValueError, match="weights: got 2 for 1 texts"):
         train_language_model(dataclasses.replace(mixed, text=texts[:1]), tmp_path / "x", **QUIET)
 

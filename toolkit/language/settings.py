@@ -82,6 +82,8 @@ class TrainingSettings(Recipe):
     keep: int = 3
 
     def __post_init__(self):
+        if isinstance(self.weights, list):  # as JSON and TOML have it
+            object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         super().__post_init__()
         if self.layout != "single" and not {*self.layout.split("+")} <= {*SCHEMES}:
             known = ", ".join(SCHEMES)
