@@ -120,7 +120,12 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
     if jax.process_index():
         return
     print(f"\nheld-out loss {result.loss_in_words} after {result.step} steps")
-    if result.bytes_per_token is not None:
+    if result.bytes_per_token == 1 and config.vocabulary > 256:
+        print(
+            f"The model has {config.vocabulary:,} tokens and has read bytes, so that it writes no "
+            "text; to write some, train one with --tokenizer FILE, or with --vocabulary 256"
+        )
+    elif result.bytes_per_token is not None:
         print(f'Go on with:  toolkit generate {directory} --prompt "The "')
     else:
         print(f"Go on with:  toolkit generate {directory} --tokenizer FILE")
