@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from toolkit.lab.sharding.step import StepPanel
     from toolkit.lab.sparsity.acceptance import AcceptancePanel
     from toolkit.lab.sparsity.codes import CodesPanel
-    from toolkit.lab.sparsity.drop_panel import DropPanel
+    from toolkit.lab.sparsity.drop import DropPanel
     from toolkit.lab.sparsity.fit import FitPanel
     from toolkit.lab.sparsity.sale import SalePanel
     from toolkit.lab.sparsity.stale import StalePanel
@@ -143,7 +143,7 @@ _HOMES = {
     "toolkit.lab.sharding.step": ("StepPanel",),
     "toolkit.lab.sparsity.acceptance": ("AcceptancePanel",),
     "toolkit.lab.sparsity.codes": ("CodesPanel",),
-    "toolkit.lab.sparsity.drop_panel": ("DropPanel",),
+    "toolkit.lab.sparsity.drop": ("DropPanel",),
     "toolkit.lab.sparsity.fit": ("FitPanel",),
     "toolkit.lab.sparsity.sale": ("SalePanel",),
     "toolkit.lab.sparsity.stale": ("StalePanel",),

@@ -12,6 +12,8 @@ from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.speedups.recorded import FORWARD, GRADIENT, STEP, read_time, recorded_times
 from toolkit.measure import published_peak, read_records, record
 
+EVERYTHING = {"method": "every", "work": "every"}
+
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
@@ -48,7 +50,7 @@ def test_names_of_records_are_read(name, wanted):
 def test_every_recorded_time_is_there_with_where_it_comes_from():
     files = stored_folder("measurements").glob("*/*.json")
     records = [r for path in files for r in read_records(path) if r.unit == "s"]
-    view = SpeedupPanel().view
+    view = SpeedupPanel(**EVERYTHING).view
     assert len(view.times) == len(recorded_times()) == len(records) > 200
     data = view.data()
     for name in ("device", "versions", "date", "command", "commit", "check", "kind"):
@@ -63,7 +65,7 @@ def test_no_ratio_without_a_passed_check():
             read_time(record(rival.format(name), seconds, "s", check=check), "mixers")
             for name, seconds, check in zip(("toolkit", "torch"), (1.0, 3.0), checks, strict=True)
         )
-        panel = SpeedupPanel()
+        panel = SpeedupPanel(**EVERYTHING)
         panel.times = times
         panel.point = 2
         wanted = 3.0 if checks == ("passed", "passed") else None
@@ -79,7 +81,7 @@ def test_chips_are_modelled_by_the_mixers_own_formulas():
     panel = SpeedupPanel(method="gdn", work=GRADIENT, tokens=2048)
     rows = {row.name: row for row in panel.view.rows()}
     assert {"H100 SXM", "TPU v5e", "TPU v6e", "TPU v7x"} <= {
-        name for name, row in rows.items() if row.kind == "modelled"
+        name for name, row in rows.items() if row.group == "modelled"
     }
     # The higher of two peaks bounds the time lower.
     assert rows["B200"].seconds < rows["H200 SXM"].seconds < rows["A100 80GB SXM"].seconds
@@ -97,14 +99,12 @@ def test_filters_that_let_nothing_through_say_so():
     assert panel.view.table().rows == []
     panel.measure()
     assert "a button cannot do this work" in panel.page.job.message
-    assert (
-        SpeedupPanel(method="startup").view.modelled(SpeedupPanel(method="startup").view.time)
-        is None
-    )
+    startup = SpeedupPanel(method="startup", work="every").view
+    assert startup.modelled(startup.time) is None
 
 
 def test_a_time_taken_here_is_checked_labelled_and_divides_nothing():
-    panel = SpeedupPanel()
+    panel = SpeedupPanel(**EVERYTHING)
     name = "gdn {} B=1 T=48 H=1 D=8 float32 | 2 cores | toolkit"
     panel.times = tuple(
         read_time(record(name.format(work), 1.0, "s", check="passed"), "mixers")
@@ -118,4 +118,4 @@ def test_a_time_taken_here_is_checked_labelled_and_divides_nothing():
     assert "measured here" in panel.view.footnote()
     assert panel.view.ratio(here) is None
     panel.point = 1
-    assert [row.kind for row in panel.view.rows()][:2] == ["recorded", "measured here"]
+    assert [row.group for row in panel.view.rows()][:2] == ["this package", "measured here"]

@@ -21,6 +21,7 @@ from toolkit.attention.latent import (
 )
 from toolkit.attention.latent.tpla import Norm, slice_scores
 from toolkit.figures import ACCENT, FAINT, INK, Look, look
+from toolkit.figures.axes import round_up, set_limits
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
@@ -146,33 +147,35 @@ class SoftmaxPlot(Plot):
     """The true weights as bars, those of every slice as marks, letter by letter."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(
-            axes, title="Weights of the chosen query: true (bars) and of each slice", grid=""
-        )
+        super().__init__(axes, title="Weights of the chosen query", grid="")
         axes.set(xlim=(-0.7, len(TEXT) - 0.3), ylim=(0, 1))
         axes.set_xticks(range(len(TEXT)), TEXT.replace(" ", "·"), fontsize=9)
         axes.tick_params(axis="x", length=0)
         self.bars = list(map(self.moving, axes.bar(range(len(TEXT)), 0, color="#cfd6dc")))
         self._query = self.line(color=ACCENT, linewidth=1.2)
-        self.marks_of = [
-            self.line(
-                label=f"slice {n + 1}",
-                marker=look.marker,
-                markersize=4.5,
-                linewidth=1.1,
-                **look.line,
-            )
+        # Weights are apart, so no line joins them; a slice that is not there has no name either.
+        self.marks_of = [self.marks(look.colour, look.marker, markersize=6) for look in _LOOKS]
+        self._labels = [
+            self.text(0.47 + 0.11 * n, 1.04, transform=axes.transAxes, color=look.colour,
+                      fontsize=9.5, fontweight="bold", clip_on=False)
             for n, look in enumerate(_LOOKS)
-        ]
-        axes.legend(loc="upper left", ncols=_MOST_SLICES, fontsize=9)
+        ]  # fmt: skip
+        axes.text(0.41, 1.04, "bars: true", transform=axes.transAxes, fontsize=9.5, ha="center")
 
     def show(self, view: SliceView) -> None:
         weights = [*view.true, *[0.0] * (len(TEXT) - len(view.true))]
         for bar, weight in zip(self.bars, weights, strict=True):
             bar.set_height(weight)
-        for number, line in enumerate(self.marks_of):
-            own = view.own[number] if number < view.slices else []
-            line.set_data(range(len(own)), own)
+        offsets = np.linspace(-0.25, 0.25, view.slices)
+        symbols = {"o": "●", "s": "■", "^": "▲", "D": "◆"}
+        for number, (marks, seen) in enumerate(zip(self.marks_of, _LOOKS, strict=True)):
+            is_there = number < view.slices
+            own = view.own[number] if is_there else []
+            marks.set_data(np.arange(len(own)) + (offsets[number] if is_there else 0), own)
+            name = f"{symbols[seen.marker]} slice {number + 1}" if is_there else ""
+            self._labels[number].set_text(name)
+        top = max(view.true.max(), view.own.max())
+        set_limits(self.axes, y=(0, round_up(1.05 * float(top))))
         self._query.set_data([view.token] * 2, [0, 1])
 
 
@@ -197,11 +200,12 @@ class ErrorPlot(Plot):
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
     def show(self, view: SliceView) -> None:
+        set_limits(self.axes, x=(0, 1.25 * round_up(max(view.errors.values()))))
         for which, bar in self.bars.items():
             error, is_chosen = view.errors[which], which == (view.basis, view.norm)
             bar.set_width(min(error, 1))
             bar.set(edgecolor=ACCENT if is_chosen else FAINT, linewidth=2 if is_chosen else 0.8)
-            self._words[which].set(text=f"{error:.1%}", x=min(error, 1) + 0.015)
+            self._words[which].set(text=f"{error:.1%}", x=min(error, 1) * 1.02 + 0.003)
 
 
 class SlicePanel(Panel):
@@ -224,8 +228,8 @@ class SlicePanel(Panel):
         "Norm", "sliced", {name: name for name in NORMS},
         explanation="Of each slice from its own features, or of the whole latent",
     )  # fmt: skip
-    head = Number("Head", 1, low=1, high=4)
-    token = Number("Query", len(TEXT) - 8, low=0, high=len(TEXT) - 1, explanation="Its byte")
+    head = Number("Head", 2, low=1, high=4)
+    token = Number("Query", 26, low=0, high=len(TEXT) - 1, explanation="Its byte")
 
     def compute(self, **state: Any) -> SliceView:
         return slice_view(**state)

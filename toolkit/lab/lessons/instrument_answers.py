@@ -138,7 +138,7 @@ def pairs_dropped() -> Answer:
 
 def needles_found() -> Answer:
     """How many needles a model finds whose heads read few pages."""
-    from toolkit.lab.sparsity.drop_panel import DropPanel
+    from toolkit.lab.sparsity.drop import DropPanel
 
     found = {}
     for system in ("quest", "hata"):

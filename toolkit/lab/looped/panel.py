@@ -89,6 +89,7 @@ class LoopStatePanel(TextPanel):
     title = "What a loop changes, carries and costs"
     figure_size = (9.6, 5.4)
 
+    pattern = Choice("Layers", "gdn full", PATTERNS, explanation="A model trained for each")
     context_length = Number(
         "Context (tokens)", 16384, low=64, high=1 << 20, powers_of_two=True, is_continuous=False,
         explanation="Of the two plots of cost; the slider doubles, the box takes any number",
@@ -98,10 +99,9 @@ class LoopStatePanel(TextPanel):
         return look_inside(**state)
 
     def plots(self, figure: Figure) -> list[Plot]:
-        figure.subplots_adjust(
-            left=0.07, right=0.985, top=0.925, bottom=0.125, wspace=0.37, hspace=0.5
-        )
-        return [*loop_plots(figure.subplots(2, 3).flat)]
+        boxes = ((0.06, 0.6, 0.4, 0.31), (0.57, 0.6, 0.4, 0.31), (0.06, 0.16, 0.25, 0.27),
+                 (0.385, 0.16, 0.265, 0.27), (0.77, 0.16, 0.22, 0.27))  # fmt: skip
+        return loop_plots(map(figure.add_axes, boxes))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The six plots of `LoopStatePanel`: columns of its view's data against the loop."""
+"""The plots of `LoopStatePanel`: columns of its view's data against the loop, and the cost."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,15 +9,13 @@ from matplotlib.axes import Axes
 from toolkit.figures import FAINT, INK, look, short
 from toolkit.figures.axes import round_up, set_limits
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.looped.reader import MAX_LOOPS
 from toolkit.lab.looped.state_view import EVEN, StateView, sink_heading
 
 GATED, PLAIN = look("gdn"), look("full")
+COSTS, FULL = {"operations per token": "FLOP", "cache": "bytes"}, ", full attention twice"
 LAYER_MARKERS = {1: "o", 2: "s"}
 DASHED = (0, (5, 2))
-# Loops that no model was trained with lie on grey.
-TRAINED_LOOPS = 4
-UNTRAINED = "#f1f3f5"
+TRAINED_LOOPS = 4  # a dotted line stands behind them
 
 
 class LoopPlot(Plot):
@@ -34,11 +32,10 @@ class LoopPlot(Plot):
         unit: str = "",
         **legend: Any,
     ) -> None:
-        ticks = range(1, MAX_LOOPS + 1)
-        super().__init__(axes, title=title, xlim=(0.6, MAX_LOOPS + 0.4), xticks=ticks)
+        super().__init__(axes, title=title)
         self._limits, self._unit, self._spread = limits, unit, spread
         axes.set_xlabel("loop", labelpad=1)
-        axes.axvspan(TRAINED_LOOPS + 0.5, MAX_LOOPS + 0.4, color=UNTRAINED)
+        axes.axvline(TRAINED_LOOPS + 0.5, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
         self.nothing = self.text(
             0.5, 0.5, ha="center", va="center", color=FAINT, transform=axes.transAxes
         )
@@ -72,14 +69,40 @@ class LoopPlot(Plot):
             bars = zip(data["loop"], *values[-2:], strict=False)
             self._bars.set_segments([[(at, low), (at, high)] for at, low, high in bars])
         limits = self._limits(np.concatenate(values) if values else np.ones(1))
-        # Ticks at whole numbers of a binary unit.
-        if set_limits(self.axes, y=limits) and self._unit == "bytes":
-            self.axes.set_yticks(np.linspace(*limits, 5))
+        if set_limits(self.axes, x=(0.6, view.loops + 0.4)):
+            self.axes.set_xticks(range(1, view.loops + 1))
+        set_limits(self.axes, y=limits)
 
 
-def loop_plots(six: Iterable[Axes]) -> list[LoopPlot]:
+class CostPlot(Plot):
+    """Operations and bytes of all loops, as parts of those of full attention twice."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes, title="Cost (modelled)", grid="")
+        axes.set(xlim=(0, 1.02), ylim=(2.3, -0.5), xticks=[])
+        axes.set_yticks((0, 1), ("work per\ntoken", "kept per\nsequence"))
+        axes.tick_params(axis="y", length=0)
+        axes.spines["bottom"].set_visible(False)
+        axes.barh((0, 1), 1, 0.4, color="white", edgecolor=FAINT, hatch="//")
+        bars = axes.barh((0, 1), 0, 0.4, color=PLAIN.colour)
+        self.bars = list(map(self.moving, bars))
+        self._words = [self.text(0, row + 0.4, va="center", fontsize=8.5) for row in range(2)]
+        axes.text(0, 2.05, "hatched: full attention twice", fontsize=9, va="center")
+
+    def show(self, view: StateView) -> None:
+        for row, (what, unit) in enumerate(COSTS.items()):
+            own, full = (
+                float(view.columns[f"{what}{whose} ({unit})"][view.loops - 1])
+                for whose in ("", FULL)
+            )
+            self.bars[row].set_width(own / full)
+            words = f"{short(own, unit)} of {short(full, unit)}"
+            self._words[row].set_text(words)
+
+
+def loop_plots(five: Iterable[Axes]) -> list[Plot]:
     """The plots, in the order of the axes."""
-    hidden, state, rho, sink, operations, cache = six
+    hidden, state, rho, sink, cost = five
     hidden.set_yscale("log")
     sinks = {
         sink_heading(gate, layer): (
@@ -89,13 +112,6 @@ def loop_plots(six: Iterable[Axes]) -> list[LoopPlot]:
         for gate in (False, True)
         for layer, marker in LAYER_MARKERS.items()
     }  # fmt: skip
-    costs = [
-        {
-            f"{what} ({unit})": ("these layers", INK, "o", "-"),
-            f"{what}, full attention twice ({unit})": ("full attention twice", FAINT, "s", DASHED),
-        }
-        for what, unit in (("operations per token", "FLOP"), ("cache", "bytes"))
-    ]
     return [
         LoopPlot(
             hidden, "Hidden state: size, change",
@@ -121,15 +137,7 @@ def loop_plots(six: Iterable[Axes]) -> list[LoopPlot]:
             lambda values: (0, round_up(1.6 * max(0.01, values.max()))),  # room for the legend
             unit="%", fontsize=7.6, ncols=2, handlelength=1.5, columnspacing=1.1,
         ),
-        LoopPlot(
-            operations, "Operations per token", costs[0],
-            lambda values: (0, round_up(1.3 * values.max())), unit="FLOP", fontsize=8.5,
-        ),
-        LoopPlot(
-            cache, "Bytes kept per sequence", costs[1],
-            lambda values: (0, round_up(1.1 * values.max(), (1, 1.5, 2), 2)),
-            unit="bytes", fontsize=8.5,
-        ),
+        CostPlot(cost),
     ]  # fmt: skip
 
 

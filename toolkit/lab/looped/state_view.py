@@ -37,8 +37,8 @@ class StateView(TextView):
 
     def footnote(self) -> str:
         return (
-            "Measured here, at the byte looked at; the plots of cost are modelled. Bars at rho: "
-            "one deviation over channels. Grey: untrained loops."
+            "Measured here, at the byte looked at; cost is modelled. Bars at rho: one deviation "
+            "over channels. Dotted: where the loops of training end."
         )
 
     def sentence(self) -> str:

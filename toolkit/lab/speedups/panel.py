@@ -44,7 +44,7 @@ class TimesPlot(Plot):
         super().__init__(axes)
         log_axes(axes, x_unit="seconds", y_unit="seconds")
         axes.set(xlim=(1e-8, 1e-2), ylim=(1e-6, 1e2), xlabel="least on one chip (modelled)")
-        axes.set_title("Recorded time", pad=10)
+        axes.set_title("All recorded times", pad=10)
         ends = np.array(LIMITS)
         for times in (1, 100, 10_000):
             axes.plot(ends, times * ends, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
@@ -94,17 +94,17 @@ class RivalsPlot(Plot):
         # Limits that stay make a redraw cheap.
         axes.set(ylim=(MOST_ROWS - 0.5, -0.5), yticks=[], xlim=(1e-8, 1e1), xlabel="time")
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
-        axes.set_title("The ringed work: who takes how long", pad=26, loc="left", x=-0.72)
-        self._case = self.text(
-            -0.72, 1.03, transform=axes.transAxes, fontsize=9, va="bottom", clip_on=False
-        )
+        left = {"transform": axes.transAxes, "va": "bottom", "clip_on": False}
+        self._answer = self.text(-0.6, 1.1, fontsize=12, fontweight="bold", **left)
+        self._case = self.text(-0.6, 1.03, fontsize=9, **left)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="y", visible=False)
         self._bars = [
             self.line(linewidth=1, color=FAINT, linestyle=(0, (1, 2))) for _ in range(MOST_ROWS)
         ]
         self._marks = {
-            "recorded": self.marks(look("full").colour, "o", markersize=8),
+            "this package": self.marks(look("full").colour, "o", markersize=8),
+            "others": self.marks(look("gdn").colour, "^", markersize=8),
             "measured here": self.marks(look("window").colour, "s", markersize=8),
             "modelled": self.marks(
                 FAINT, "D", markersize=7, markerfacecolor="white", markeredgewidth=1.6
@@ -125,9 +125,10 @@ class RivalsPlot(Plot):
     def show(self, view: SpeedupView) -> None:
         rows = view.rows()[:MOST_ROWS]
         self._case.set_text(view.time.case if view.time else "")
+        self._answer.set_text(view.answer())
         edge = self.axes.get_xlim()[0]
         for kind, marks in self._marks.items():
-            own = [place for place, row in enumerate(rows) if row.kind == kind]
+            own = [place for place, row in enumerate(rows) if row.group == kind]
             marks.set_data([rows[place].seconds for place in own], own)
         ringed = [place for place, row in enumerate(rows) if row.is_chosen]
         self._ring.set_data([rows[place].seconds for place in ringed], ringed)
@@ -176,9 +177,9 @@ class SpeedupPanel(Panel):
     figure_size = (9.6, 5.2)
     button = "Measure here"
 
-    method = Choice("Method", EVERY, {"every method": EVERY, **_METHODS})
+    method = Choice("Method", "gdn", {"every method": EVERY, **_METHODS})
     work = Choice(
-        "Work", EVERY,
+        "Work", GRADIENT,
         {"every kind of work": EVERY, "forward": FORWARD, "forward and backward": GRADIENT,
          "one decoded token": STEP, "other": OTHER},
     )  # fmt: skip
@@ -210,9 +211,9 @@ class SpeedupPanel(Panel):
         return speedups(self.times, **state)
 
     def plots(self, figure: Figure) -> list[Plot]:
-        left = figure.add_axes((0.075, 0.215, 0.31, 0.7))
-        right = figure.add_axes((0.6, 0.215, 0.235, 0.66))
-        return [TimesPlot(left), RivalsPlot(right)]
+        rivals = figure.add_axes((0.19, 0.215, 0.24, 0.62))
+        every = figure.add_axes((0.665, 0.215, 0.305, 0.7))
+        return [TimesPlot(every), RivalsPlot(rivals)]
 
     def pieces(self) -> Iterator[Progress]:
         chosen: Any = self.view

@@ -21,14 +21,14 @@ class Row:
     Attributes:
         name: the contender, or the chip.
         seconds: its time.
-        kind: "recorded", "measured here" or "modelled".
+        group: "this package", "others", "measured here" or "modelled".
         ratio: seconds over ours in the same rounds; None unless all results were checked.
         is_chosen: whether it is the selected time.
     """
 
     name: str
     seconds: float
-    kind: str
+    group: str
     ratio: float | None = None
     is_chosen: bool = False
 
@@ -71,13 +71,29 @@ class SpeedupView(View):
             or (other.case == chosen.case and (other.is_here or chosen.is_here))
         ]
         rows = [
-            Row(rival.contender, rival.record.value, rival.kind, self.ratio(rival), rival is chosen)
+            Row(
+                rival.contender,
+                rival.record.value,
+                group_of(rival),
+                self.ratio(rival),
+                rival is chosen,
+            )
             for rival in rivals
         ]
         for peak in CHIPS.values():
             if (seconds := chosen.modelled_seconds(peak)) is not None:
                 rows.append(Row(peak.name, seconds, "modelled"))
         return rows
+
+    def answer(self) -> str:
+        """Ours against the fastest other, as the heading has it."""
+        ratios = [row.ratio for row in self.rows() if row.group == "others" and row.ratio]
+        if not ratios:
+            return "Who takes how long"
+        best = min(ratios)
+        if best >= 1:
+            return f"The fastest other takes {in_words(best, 'times')} our time"
+        return f"We take {in_words(1 / best, 'times')} the time of the fastest other"
 
     def data(self) -> Data:
         def cell(value: int | None) -> str:
@@ -128,6 +144,11 @@ class SpeedupView(View):
             f"check {record.check}.\n{record.command}, commit {record.commit[:8]}. "
             "Filled: recorded (square: here). Diamonds: modelled, bfloat16."
         )
+
+
+def group_of(time: Time) -> str:
+    """Whose time it is."""
+    return "measured here" if time.is_here else "this package" if time.is_ours else "others"
 
 
 def _versions(time: Time) -> str:
