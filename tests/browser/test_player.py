@@ -163,6 +163,26 @@ def test_a_node_its_lane_and_its_messages_are_found_together(browser: Any) -> No
     assert page.evaluate(inks) > before + 60  # the frame of the node, and its lane's name
 
 
+def test_a_handle_is_dragged_along_its_axis(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 600, "height": 300})
+    drags = SOURCE.with_name("drags.js").read_text()
+    box = {"name": "Token", "axis": "x", "box": [100, 300, 20, 80], "at": 150}
+    values = {"places": [box, box | {"axis": "y", "at": 50}], "size": [480, 100]}
+    page.evaluate(
+        SHOW.replace("900px", "480px"), [drags, ".picture-drags{position:absolute}", values]
+    )
+    root = page.locator("#here").bounding_box()
+    for start, end in (((150, 25), (250, 30)), ((290, 50), (290, 35))):
+        page.mouse.move(root["x"] + start[0], root["y"] + start[1])
+        page.mouse.down()
+        page.mouse.move(root["x"] + end[0], root["y"] + end[1], steps=3)
+        page.mouse.up()
+    sent = page.evaluate("sent")
+    assert [one["place"] for one in sent] == sorted(one["place"] for one in sent)
+    last = {one["place"]: one["share"] for one in sent}
+    assert last == {0: 0.75, 1: 0.75}
+
+
 def test_the_largest_scene_is_quick(browser: Any) -> None:
     page = browser.new_page(viewport={"width": 960, "height": 1000})
     assert shown(page, large()) < 1000  # milliseconds to the first frame

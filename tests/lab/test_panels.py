@@ -17,6 +17,7 @@ from toolkit.figures import use_size
 from toolkit.lab.attention import instrument
 from toolkit.lab.attention.view import Machine
 from toolkit.lab.kit.controls import LABEL_WIDTH, Choice, Number, Words
+from toolkit.lab.kit.drags import nearest
 from toolkit.lab.kit.panel import Panel
 
 # The registry is `toolkit.lab` itself: a new panel inherits every test, at night.
@@ -55,6 +56,8 @@ MOVES = {
         "candidates": (), "kappa": (), "round": (),
     },
     "GoodputPanel": {"count": (60, 120)},
+    # The layers that it opens with have no window; `test_looped_view.py` moves it.
+    "LoopStatePanel": {"window": ()},
     # The largest does not fit 64 chips, and the panel says so.
     "PlanPanel": {"model": ("llama-3.2-1b", "qwen-3-32b")},
     "PipelinePanel": {"moves": ("none", "F4@0 to 3"), "slow": (0, 2)},
@@ -205,6 +208,26 @@ def test_a_panel_is_for_all(name: str, shown) -> None:
     assert panel.page.table.value.count("<th scope='col'") == len(panel.data())
     assert panel.page.table.value.count("<tr>") == 1 + len(panel.view.table().rows)
     panel.page.show_numbers.value = False
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_number_is_dragged_where_it_is_drawn(name: str, shown) -> None:
+    panel = shown(name)
+    if panel.page.drags is None:
+        pytest.skip("no plot of it draws a number of its controls")
+    for place, plot in enumerate(panel.page.drags._plots):
+        control = panel.controls[plot.drag.control]
+        for wanted in two_values(control):
+            wanted = nearest(control, wanted, panel.view)
+            panel.change(**{control.name: wanted})
+            handle = panel.page.drags.places[place]
+            left, right, top, bottom = handle["box"]
+            across = (handle["at"] - left) / (right - left)
+            share = across if handle["axis"] == "x" else (bottom - handle["at"]) / (bottom - top)
+            panel.change(**{control.name: control.default})
+            panel.page.drags._handle_custom_msg({"place": place, "share": share}, [])
+            assert panel.state[control.name] == wanted, (plot, control.name)
+        panel.change(**{control.name: control.default})
 
 
 @pytest.mark.parametrize("name", MOVED)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, Look, log_axes, look
 from toolkit.lab.attention.view import SHORT_NAMES, TOKENS, CostView, Counted
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.plot import Plot
 
 # Nested, so that markers on the same spot all stay visible.
@@ -19,6 +20,8 @@ BEHIND_WORDS = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 
 
 class CostCurves(Plot):
     """One line per mixer on logarithmic axes, the chosen context marked, its values above."""
+
+    drag = Drag("context_length", "x")
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from toolkit.attention import gated_delta_net_step
 from toolkit.figures import ACCENT, SIGNED, WEIGHTS, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.controls import Number, Words
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.text import TextView, looked_at
@@ -216,6 +217,8 @@ class MatrixPlot(Plot):
 
 class WeightMap(MatrixPlot):
     """The softmax weights of every token, the row of the one now read marked."""
+
+    drag = Drag("token", "y", -1)
 
     def __init__(self, axes: Axes) -> None:
         title, shape = "Softmax: a weight for every earlier token", (MAX_TOKENS, MAX_TOKENS)

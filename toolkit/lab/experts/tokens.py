@@ -22,6 +22,7 @@ from toolkit.lab.experts.small_mixture import (
     record_of,
 )
 from toolkit.lab.kit.controls import Choice, Number, Words
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Grid, Kind, Message, Node, Scene
@@ -207,6 +208,8 @@ def _place(at: int) -> tuple[int, int]:
 
 class LoadPlot(Plot):
     """Pairs of every expert, taken and dropped, with the even load and what may be taken."""
+
+    drag = Drag("capacity", "y")
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Pairs of each expert", grid="y")

@@ -7,6 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from toolkit.lab.kit.controls import Number
+from toolkit.lab.kit.drags import Drags
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.view import as_html
 
@@ -17,6 +18,7 @@ class Page(widgets.VBox):
     Attributes:
         controls: the widgets of each control.
         above: what the panel has between its controls and its picture.
+        drags: handles over the picture, or None.
         job: the button and the bar of its long work, or None.
         image, caption, error, table: what they are named.
         show_numbers: the button that shows the table.
@@ -50,12 +52,15 @@ class Page(widgets.VBox):
             panel.button, panel.pieces, after_piece=panel.after_piece, on_error=panel.show_error
         )
         self.above = panel.widgets_above()
+        dragged = [plot for plot in panel._plots if plot.drag]
+        self.drags = Drags(panel, dragged) if dragged else None
         grid = widgets.Box(
             [parts.box for parts in self.controls.values()],
             layout=widgets.Layout(display="flex", flex_flow="row wrap", max_width=width),
         )
         heading = widgets.HTML(f"<h3 style='margin:4px 0'>{html.escape(panel.title)}</h3>")
-        shown = heading, grid, *self.above, self.image, self.caption, self.error
+        handles = [self.drags] if self.drags else []
+        shown = heading, grid, *self.above, *handles, self.image, self.caption, self.error
         jobs = [self.job] if self.job else []
         below = *panel.extra_widgets(), *jobs, self.show_numbers, self.table
         super().__init__([*shown, *below])
@@ -68,6 +73,8 @@ class Page(widgets.VBox):
             if isinstance(control, Number) and control.maximum is not None:
                 self.controls[name].set_maximum(control.maximum(panel.view))
         panel.adjust(panel.view)
+        if self.drags:
+            self.drags.follow()
         self.image.value = panel.png
         self.caption.value = f"<p style='margin:2px 0'>{html.escape(panel.view.sentence())}</p>"
         self._write_table()

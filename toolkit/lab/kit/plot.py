@@ -21,10 +21,12 @@ class Plot:
     """Axes with their moving artists; artists made first are drawn lowest.
 
     `settings` are those of `Axes.set`; `grid` names the axes whose ticks have lines. One that
-    `is_timed` has the time of its panel's scene along x, from the left end to the right.
+    `is_timed` has the time of its panel's scene along x, from the left end to the right; in one
+    with a `drag` (see `toolkit.lab.kit.drags`) a control's number is dragged where it is drawn.
     """
 
     is_timed = False
+    drag: Any = None
 
     def __init__(self, axes: Axes, *, grid: str = "xy", **settings: Any) -> None:
         self.axes = axes

@@ -23,6 +23,7 @@ from toolkit.attention.latent.tpla import Norm, slice_scores
 from toolkit.figures import ACCENT, FAINT, INK, Look, look
 from toolkit.figures.axes import round_up, set_limits
 from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View
@@ -145,6 +146,8 @@ _LOOKS: list[Look] = [look(name) for name in ("full", "window", "gdn", "fourth")
 
 class SoftmaxPlot(Plot):
     """The true weights as bars, those of every slice as marks, letter by letter."""
+
+    drag = Drag("token", "x")
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Weights of the chosen query", grid="")

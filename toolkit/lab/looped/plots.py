@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from toolkit.figures import ACCENT, INK, WEIGHTS
 from toolkit.figures.axes import set_limits
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
 from toolkit.lab.looped.view import BEST, LoopView
@@ -70,6 +71,8 @@ class LoopMap(RowPlot):
 
 class InfluencePlot(LoopMap):
     """The share of influence of each byte; how far a path can lead, and how far most of it does."""
+
+    drag = Drag("token", "x", -1)
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(

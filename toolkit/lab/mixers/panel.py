@@ -11,6 +11,7 @@ from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.cost_curves import CostCurves
 from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES, PRECISION
 from toolkit.lab.kit.controls import Choice, Number, Words
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
@@ -66,6 +67,8 @@ class ReturnPlot(SidePlot):
 
 class ReachPlot(SidePlot):
     """The share of each token in what reaches the output, and how far back most of it lies."""
+
+    drag = Drag("token", "x", -1)
 
     def __init__(self, axes: Axes, side: str) -> None:
         super().__init__(axes, side, "effective memory\n(share of gradient)")

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Bar, Kind, Scene
@@ -197,6 +198,8 @@ class PagesPlot(Plot):
 
 class WaitsPlot(Plot):
     """The wait for the first token and the largest gap of every request, in order of arrival."""
+
+    drag = Drag("request", "x")
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Milliseconds of every request, by arrival", grid="y")

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from toolkit.experiments.sparse.model import HEADS, LAYERS
 from toolkit.figures import ACCENT, FAINT, INK
 from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Grid, Scene
@@ -154,6 +155,8 @@ _PARTS = {"index": "#b3245b", "keys and values": "#2f7fb8"}
 
 class KeptPlot(Plot):
     """What the chosen head keeps of the softmax, question by question, and which answers."""
+
+    drag = Drag("question", "x", -1)
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Softmax kept; o: the answer is read, x: missed", grid="y")

@@ -24,8 +24,10 @@ from toolkit.attention.sparse import (
     update,
 )
 from toolkit.figures import ACCENT, look
+from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.reading import MAX_TOKENS, SHARPNESS, word_keys
 from toolkit.lab.kit.controls import Choice, Number, Words
+from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Grid, Scene
@@ -149,19 +151,21 @@ class WritingView(TextView):
 class KeptPlot(Plot):
     """The share of the full softmax on what is read, over the words above."""
 
+    drag = Drag("token", "x", -0.5)
+
     is_timed = True
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Of the full softmax, on what is read", grid="y")
         axes.set(ylim=(0, 1.06), xticks=[], yticks=(0, 0.5, 1), yticklabels=("0", "½", "1"))
-        axes.set_xlim(0, 1)
         self.kept = self.line(drawstyle="steps-post", **look("full").line)
         self._word = self.marks(ACCENT, "v", markersize=7, clip_on=False)
 
     def show(self, view: WritingView) -> None:
         count = len(view.words)
-        self.kept.set_data(np.arange(count + 1) / count, [*view.kept, view.kept[-1]])
-        self._word.set_data([(view.token + 0.5) / count], [1.06])
+        self.kept.set_data(range(count + 1), [*view.kept, view.kept[-1]])
+        self._word.set_data([view.token + 0.5], [1.06])
+        set_limits(self.axes, x=(0, count))
 
 
 class WritingPanel(PlayedPanel):
