@@ -118,7 +118,7 @@ def test_what_rates_alone_cost_and_what_autolrs_gains_by_its_own_count():
     assert made.factor(DEFAULT) == pytest.approx(4**0.75)
     text = report([made])
     assert re.search(r"char-lm 1000 +2\.83 +2\.00 +3\.2 to 3\.2", text)
-    assert "as in its paper: 2.00 times fewer steps" in headline([made])
+    assert "as in its paper: a speed-up of 2.00" in headline([made])
 
 
 def test_what_the_page_on_searches_says_of_the_record():
