@@ -388,6 +388,28 @@ print("exported:", len(Path(lesson.export(learner="Ada")).read_text()) > 1000)
     page.close()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [path.stem for path in sorted(ROOT.glob("tutorials/*.ipynb"))])
+def test_every_lesson_is_opened_run_guessed_and_handed_in(
+    name: str, open_notebook: Callable[..., Any]
+) -> None:
+    errors: list[str] = []
+    page = open_notebook(f"tutorials/{name}", errors)  # enters its first guess
+    assert_no_errors(page)
+    assert "You guessed" in page.locator(".toolkit-prediction").first.inner_text()
+    assert page.locator(".jp-RenderedImage img, img.panel-picture").count()
+    box = page.locator(".toolkit-hand-in")
+    box.scroll_into_view_if_needed()
+    box.locator("input").first.fill("Ada")
+    box.locator("input").first.press("Enter")
+    box.locator("a", has_text="Download the page").wait_for()
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.locator(".toolkit-prediction").first.scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / f"lesson-{name}.png")
+    assert not errors
+    page.close()
+
+
 def test_the_index_shows_pictures_and_opens_notebooks(open_notebook: Callable[[str], Any]) -> None:
     page = open_notebook("index")
     pictures = page.locator(".jp-RenderedMarkdown img")

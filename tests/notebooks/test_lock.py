@@ -1,7 +1,10 @@
 """Nothing above a guess gives it away: no picture, caption, text or output."""
 
+import importlib
+import inspect
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,25 @@ def test_no_picture_is_above_a_guess(name, question):
     assert LOCKED in cells[at][1]
     assert "The lesson was not run: run its first cell of code" in cells[at][1]
     assert not any(has_picture for *_, has_picture in cells[: at + 1])
+
+
+def letters(text):
+    """What is left of code or prose without spaces, signs and LaTeX."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"\\\w+", "", text).lower())
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_no_text_above_an_exercise_holds_its_solution(name):
+    """Neither its last hint nor what the solution returns; an exercise has its own cell."""
+    answers = importlib.import_module(f"lesson_answers.{name}").ANSWERS
+    cells = read(name)
+    for exercise in load_outline(name).exercises:
+        (at,) = (i for i, (source, *_) in enumerate(cells) if f'check("{exercise.name}"' in source)
+        above = letters("".join(source + output for source, output, _ in cells[:at]))
+        assert letters(exercise.hints[-1]) not in above, exercise.name
+        solution = textwrap.dedent(inspect.getsource(answers[exercise.name][0]))
+        for line in re.findall(r"return (.+)", solution):
+            assert len(letters(line)) < 12 or letters(line) not in above, (exercise.name, line)
 
 
 @pytest.mark.slow

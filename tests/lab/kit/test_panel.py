@@ -4,6 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -304,3 +305,15 @@ def test_a_panel_is_saved_for_a_paper(tmp_path, columns, width):
     assert panel.picture.png() == before
     with pytest.raises(ValueError, match="columns: got 3"):
         panel.save(tmp_path / "figure.pdf", columns=3)
+
+
+def test_a_panel_of_many_controls_fits_a_screen():
+    from toolkit.lab.kit.page import LEAST_SHARE, _height
+
+    few, many, tall = (
+        _height(SimpleNamespace(pixels=[960, height], controls=range(count)))
+        for height, count in ((420, 4), (630, 8), (1200, 8))
+    )
+    assert few == 420
+    assert many == 900 - 150 - 4 * 32 < 630
+    assert tall == LEAST_SHARE * 1200

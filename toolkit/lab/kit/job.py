@@ -7,6 +7,7 @@ and no output lands in another cell. From Python, `run()` does all of it and ret
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,6 +55,7 @@ class Job(widgets.HBox):
         self._text = widgets.Label()
         self._text.add_class("job-text")
         self.is_running, self._stop.disabled = False, True
+        self._started = 0.0
         self._task: asyncio.Task | None = None
         super().__init__([self._run, self._stop, self._bar, self._text])
 
@@ -101,11 +103,14 @@ class Job(widgets.HBox):
 
     def _begin(self) -> None:
         self._set_running(True)
+        self._started = time.monotonic()
         self._bar.value, self._text.value = 0, "starting"
 
     def _show(self, done: int, total: int, what: str) -> None:
         self._bar.max, self._bar.value = total, done
-        self._text.value = f"{what} ({done} of {total})"
+        left = (time.monotonic() - self._started) * (total - done) / max(done, 1)
+        about = f", about {left:.0f} s left" if left >= 1 else ""
+        self._text.value = f"{what} ({done} of {total}{about})"
         self._after_piece()
 
     def _set_running(self, is_running: bool) -> None:

@@ -6,10 +6,24 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from toolkit.figures.style import magnification
 from toolkit.lab.kit.controls import Number
 from toolkit.lab.kit.drags import Drags
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.view import as_html
+
+SCREEN_PIXELS = 900  # a panel with its controls is seen at once on a laptop
+ROW_PIXELS, WORDS_PIXELS = 32, 150  # a row of two controls; heading, caption and buttons
+LEAST_SHARE = 0.85  # words in a smaller picture are hard to read
+
+
+def _height(panel: Any) -> int:
+    """Pixels of the picture: less than it has where the whole panel would not fit a screen."""
+    whole = panel.pixels[1]
+    free = (
+        SCREEN_PIXELS * magnification() - WORDS_PIXELS - ROW_PIXELS * -(-len(panel.controls) // 2)
+    )
+    return round(min(whole, max(free, LEAST_SHARE * whole)))
 
 
 class Page(widgets.VBox):
@@ -32,7 +46,7 @@ class Page(widgets.VBox):
         }
         for name, value in panel.state.items():
             self.controls[name].show(value)
-        width, height = (f"{pixels}px" for pixels in panel.pixels)
+        width, height = f"{panel.pixels[0]}px", f"{_height(panel)}px"
         # A fixed height: the page does not move while one picture replaces another.
         fixed = widgets.Layout(width="100%", max_width=width, height=height, object_fit="contain")
         self.image = widgets.Image(format="png", layout=fixed)
