@@ -141,23 +141,8 @@ def length_after(
     return positions_in_documents(segment_ids, length)[:, -1] + 1
 
 
-def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Array) -> Cache:
-    """Write one `new` token into a slot of every row; a row without that slot stays as it was.
-
-    Every length grows by one, even if there was no room.
-    """
-    stored = _stored(cache, new)
-
-    def write():
-        return {name: _put(array, new[name], slot, axis) for name, array in stored.items()}
-
-    # Inside a conditional, since XLA copies the result of a bare update, once for the reads that
-    # follow and once for the result, which takes twenty times as long as the step.
-    arrays = lax.cond((slot < cache.capacity).any(), write, lambda: stored)
-    return replace(cache, **arrays, length=cache.length + 1)
-
-
-def _put(array: Array, new: Array, slot: Array, axis: int) -> Array:
+def put(array: Array, new: Array, slot: Int[Array, "batch"], axis: int) -> Array:
+    """The array with one `new` entry in a slot of every row; one that it lacks is left out."""
     axis %= array.ndim
 
     def by_place(array, new, slot):
@@ -176,6 +161,22 @@ def _put(array: Array, new: Array, slot: Array, axis: int) -> Array:
     has_copy = is_float and array.dtype.name not in ("float16", "float32", "float64")
     on_cpu = by_mask if has_copy else by_place
     return lax.platform_dependent(array, new, slot, cpu=on_cpu, default=by_place)
+
+
+def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Array) -> Cache:
+    """Write one `new` token into a slot of every row; a row without that slot stays as it was.
+
+    Every length grows by one, even if there was no room.
+    """
+    stored = _stored(cache, new)
+
+    def write():
+        return {name: put(array, new[name], slot, axis) for name, array in stored.items()}
+
+    # Inside a conditional, since XLA copies the result of a bare update, once for the reads that
+    # follow and once for the result, which takes twenty times as long as the step.
+    arrays = lax.cond((slot < cache.capacity).any(), write, lambda: stored)
+    return replace(cache, **arrays, length=cache.length + 1)
 
 
 def cut_as_arrays_are(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, BFloat16, Float, Int, UInt32
 
+from toolkit.attention._caches import put
 from toolkit.attention._checks import check_choice, check_multiple
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selector import Rest, Selector, setting
@@ -96,7 +97,8 @@ class HATA(Selector):
         row = k.astype(index.centre.dtype) - index.centre
         norm = jnp.linalg.norm(row).astype(jnp.bfloat16)
         words = index.words.at[:, position].set(self.hashes(row[None])[:, 0])
-        return index._replace(words=words, norms=index.norms.at[position].set(norm))
+        norms = put(index.norms[None], norm[None], position[None], axis=1)[0]
+        return index._replace(words=words, norms=norms)
 
     def scores(self, index: Hashes, keys: Array, q: Array, length) -> Array:
         different = index.words[:, None] ^ self.hashes(q)[:, :, None]
