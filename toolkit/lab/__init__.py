@@ -83,10 +83,12 @@ if TYPE_CHECKING:
     from toolkit.lab.lessons.lesson import Lesson
     from toolkit.lab.lessons.pages import gather
     from toolkit.lab.lessons.room import Room
-    from toolkit.lab.looped.panel import LoopPanel, LoopStatePanel
+    from toolkit.lab.looped.panel import LoopPanel
+    from toolkit.lab.looped.state import LoopStatePanel
     from toolkit.lab.lr.race_panel import RacePanel
     from toolkit.lab.lr.search_panel import SearchPanel
-    from toolkit.lab.mixers.panel import MixerCostPanel, MixerPanel
+    from toolkit.lab.mixers.costs import MixerCostPanel
+    from toolkit.lab.mixers.panel import MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
     from toolkit.lab.pipelines.pipeline_panel import PipelinePanel
     from toolkit.lab.planning.fits import FitsPanel
@@ -127,10 +129,12 @@ _HOMES = {
     "toolkit.lab.lessons.lesson": ("Lesson",),
     "toolkit.lab.lessons.pages": ("gather",),
     "toolkit.lab.lessons.room": ("Room",),
-    "toolkit.lab.looped.panel": ("LoopPanel", "LoopStatePanel"),
+    "toolkit.lab.looped.panel": ("LoopPanel",),
+    "toolkit.lab.looped.state": ("LoopStatePanel",),
     "toolkit.lab.lr.race_panel": ("RacePanel",),
     "toolkit.lab.lr.search_panel": ("SearchPanel",),
-    "toolkit.lab.mixers.panel": ("MixerCostPanel", "MixerPanel"),
+    "toolkit.lab.mixers.costs": ("MixerCostPanel",),
+    "toolkit.lab.mixers.panel": ("MixerPanel",),
     "toolkit.lab.notebooks.execute": ("NotebookRun", "run_notebook"),
     "toolkit.lab.pipelines.pipeline_panel": ("PipelinePanel",),
     "toolkit.lab.planning.fits": ("FitsPanel",),

@@ -8,7 +8,6 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from toolkit.lab.sharding.lanes import PASSES
 from toolkit.lab.sharding.mesh import COPIES, device_range, place, who_holds_what
 from toolkit.lab.sharding.mlp_step import (
     MESHES,
@@ -17,7 +16,7 @@ from toolkit.lab.sharding.mlp_step import (
     block_loss,
     step_arguments,
 )
-from toolkit.lab.sharding.step import KINDS, step_of
+from toolkit.lab.sharding.step import KINDS, PASSES, step_of
 from toolkit.lab.sharding.stored_steps import (
     arrays_of,
     collectives_of,

@@ -1,10 +1,19 @@
-"""The cost of one more token for two mixers and softmax attention. Modelled, pure functions."""
+"""The cost of one more token for two mixers and softmax attention. Modelled."""
 
 import functools
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from toolkit.attention import mixer
+from toolkit.figures import FAINT, Look
+from toolkit.lab.attention.cost_curves import CostCurves
+from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES, PRECISION
 from toolkit.lab.attention.view import DECODE, KEPT, CostView, Counted, Layer
+from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
+from toolkit.lab.mixers.panel import LEFT, RIGHT, SIDES
 
 REFERENCE = "full"
 # Limits hold every size that can be set, so that a moved slider is seen to move the lines.
@@ -52,3 +61,34 @@ def decode_costs(*, left: str, right: str, context_length: int, **sizes: Any) ->
     """Cost of one decoded token, and what is kept until the next; `sizes` are a `Layer`'s."""
     sides = {REFERENCE: REFERENCE, "left": left, "right": right}
     return DecodeCosts(context_length, Layer(**sizes), sides, COUNTED)
+
+
+class MixerCostPanel(Panel):
+    """Operations, bytes moved and bytes kept of one decoded token, against context length.
+
+    Example:
+        >>> panel = MixerCostPanel(left="retention", right="gdn")
+        >>> panel.follow(MixerPanel(left="linear")).left
+        'linear'
+    """
+
+    title = "What does one more token cost them?"
+    figure_size = (9.6, 4.2)
+
+    left = LEFT
+    right = RIGHT
+    context_length = CONTEXT
+    heads = Number("Heads", 16, low=1, high=64)
+    head_size = Choice("Head size", 128, HEAD_SIZES)
+    bytes_per_number = Choice("Precision", 2, PRECISION)
+
+    def compute(self, **state: Any) -> DecodeCosts:
+        return decode_costs(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)
+        looks = {REFERENCE: Look(FAINT, (0, (5, 2)), "o", ""), **SIDES}
+        return [
+            CostCurves(figure, axes, *plot, looks=looks, name_inches=0.45, value_inches=1.62)
+            for plot, axes in zip(COUNTED.items(), figure.subplots(1, 3), strict=True)
+        ]

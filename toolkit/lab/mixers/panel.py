@@ -1,4 +1,4 @@
-"""Two linear-time mixers on one text, and the cost of a token."""
+"""Two linear-time mixers on one text: states that play, effective memory, decay."""
 
 from typing import Any
 
@@ -8,16 +8,12 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import set_limits
-from toolkit.lab.attention.cost_curves import CostCurves
-from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES, PRECISION
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.drags import Drag
-from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.text import MOST
-from toolkit.lab.mixers.costs import COUNTED, REFERENCE, DecodeCosts, decode_costs
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS, Settings, recurrent_mixers
 from toolkit.lab.mixers.view import LIKE, Comparison, compare, is_same, two_digits
 from toolkit.measure.words import counted
@@ -245,35 +241,4 @@ class MixerPanel(PlayedPanel):
             plot(figure.add_subplot(grid[row, column]), side)
             for column, side in enumerate(SIDES)
             for row, plot in enumerate((ReturnPlot, ReachPlot, DecayPlot))
-        ]
-
-
-class MixerCostPanel(Panel):
-    """Operations, bytes moved and bytes kept of one decoded token, against context length.
-
-    Example:
-        >>> panel = MixerCostPanel(left="retention", right="gdn")
-        >>> panel.follow(MixerPanel(left="linear")).left
-        'linear'
-    """
-
-    title = "What does one more token cost them?"
-    figure_size = (9.6, 4.2)
-
-    left = LEFT
-    right = RIGHT
-    context_length = CONTEXT
-    heads = Number("Heads", 16, low=1, high=64)
-    head_size = Choice("Head size", 128, HEAD_SIZES)
-    bytes_per_number = Choice("Precision", 2, PRECISION)
-
-    def compute(self, **state: Any) -> DecodeCosts:
-        return decode_costs(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)
-        looks = {REFERENCE: Look(FAINT, (0, (5, 2)), "o", ""), **SIDES}
-        return [
-            CostCurves(figure, axes, *plot, looks=looks, name_inches=0.45, value_inches=1.62)
-            for plot, axes in zip(COUNTED.items(), figure.subplots(1, 3), strict=True)
         ]

@@ -1,9 +1,15 @@
-"""The collectives of the compiled step and of the textbook, with their causes."""
+"""The collectives of the compiled step and of the textbook, hop by hop, with their causes.
+
+Durations are modelled. A device computes 64 FLOPs in the time of one byte sent. An H100 in its node
+computes 2,200, so the block stands for one whose sizes are all some 34 times as large. Messages
+have no latency, nothing overlaps. The order is that of the data: weights are gathered before they
+are used, sums follow their products, new weights are gathered last.
+"""
 
 import math
 import textwrap
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,13 +21,46 @@ from toolkit.lab.kit.player import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.sharding.lanes import PASSES, Span, lanes
 from toolkit.lab.sharding.mesh import MESH, SCHEME
-from toolkit.lab.sharding.mlp_step import DEVICES
+from toolkit.lab.sharding.mlp_step import BATCH, DEVICES, HIDDEN, WIDTH
 from toolkit.lab.sharding.stored_steps import StoredCollective, compiled_with, stored_step
 from toolkit.lab.sharding.textbook import Expected, textbook
 from toolkit.measure import in_words
 from toolkit.measure.words import counted
+
+FLOPS_PER_BYTE_SENT = 64
+# Two products of 2 BATCH WIDTH HIDDEN operations each; the backward pass has two for each.
+_FORWARD = 2 * 2 * BATCH * WIDTH * HIDDEN / DEVICES / FLOPS_PER_BYTE_SENT
+PASSES = {"forward": _FORWARD, "backward": 2 * _FORWARD}
+
+
+class Span(NamedTuple):
+    """A span of modelled time, in bytes that could be sent during it."""
+
+    lane: str
+    name: str
+    start: float
+    length: float
+
+
+def lanes(collectives: tuple[StoredCollective, ...]) -> list[Span]:
+    """Spans in order; a collective is named by its number, from 1."""
+    before, amid, after = [], [], []
+    for number, collective in enumerate(collectives, 1):
+        place = (
+            before if "from argument" in collective.cause
+            else after if "(backward)" in collective.cause or "result" in collective.cause
+            else amid
+        )  # fmt: skip
+        place.append(("collectives", str(number), collective.bytes_sent))
+    forward, backward = (("compute", name, length) for name, length in PASSES.items())
+    order = [*before, forward, *amid, backward, *after]
+    starts = [math.fsum(length for *_, length in order[:at]) for at in range(len(order))]
+    return [
+        Span(lane, name, start, length)
+        for (lane, name, length), start in zip(order, starts, strict=True)
+    ]
+
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")  # no other is in a stored step
 
