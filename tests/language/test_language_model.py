@@ -14,7 +14,16 @@ from toolkit.lab import TrainingRun, load_language_model, stream_text, train_lan
 from toolkit.language import next_byte_loss
 from toolkit.language.cores import run_cores
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.training import CheckpointError, DivergedError, pack_documents
+from toolkit.training import (
+    CheckpointError,
+    DivergedError,
+    FitOptions,
+    Recipe,
+    evaluation_params,
+    fit,
+    pack_documents,
+    prepare,
+)
 
 LOSS_TOLERANCE = 1e-4
 TEXT = "a rose is a rose is a rose. " * 60
@@ -205,3 +214,25 @@ def test_cores_share_a_batch_and_belong_to_the_run(run, tmp_path):
     assert run_cores(tmp_path / "part", 8) == 2
     with pytest.raises(CheckpointError, match="cores"):
         train_language_model(run, tmp_path / "part")
+
+
+@pytest.mark.slow
+def test_a_folder_written_by_fit_is_read_with_its_average(tmp_path):
+    """By a recipe that keeps an average: what is read is that, and not the last weights."""
+    config = LoopedConfig.tiny("window", loops=1, width=16, heads=2)
+    recipe = Recipe(steps=4, ema=0.9, optimizer="lion", no_decay=("vectors", "embedding"))
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)))
+    batch = (jnp.zeros((1, 8), int), jnp.ones((1, 8), int))
+    state, step = prepare(functools.partial(next_byte_loss, graph), params, recipe)
+    facts = {"model": dataclasses.asdict(config), "training": dataclasses.asdict(recipe)}
+    how = {"configuration": facts, "directory": tmp_path / "run"}
+    options = FitOptions(4, log_every=1, is_progress_shown=False)
+    done = fit(state, step, batch, options, **how).state
+    loaded = nnx.state(load_language_model(tmp_path / "run"), nnx.Param)
+    jax.tree.map(np.testing.assert_array_equal, loaded, evaluation_params(done))
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), loaded, done.params)
+    assert not all(jax.tree.leaves(same))  # the control: the last weights
+    state, step = prepare(functools.partial(next_byte_loss, graph), params, recipe)
+    fit(state, step, batch, options, directory=tmp_path / "untold")
+    with pytest.raises(ValueError, match="wanted the configuration of `fit` to have 'model'"):
+        load_language_model(tmp_path / "untold")

@@ -1,6 +1,7 @@
 """Loading a trained model from a run's folder, an exported file or a published checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 from flax import nnx
 
@@ -24,9 +25,10 @@ def load_language_model(directory: Path) -> LoopedLM:
     """Load the newest model of a run's folder, an exported file, or a published checkpoint.
 
     Args:
-        directory: a folder written by `train_language_model`, a file written by
-            `toolkit.looped.save_model`, or what `toolkit.looped.load_checkpoint` reads: a folder
-            with a config.json, or "owner/name".
+        directory: a folder written by `train_language_model`, or by `training.fit` with the
+            configuration {"model": dataclasses.asdict(config), "training":
+            dataclasses.asdict(recipe)}; a file written by `toolkit.looped.save_model`; or what
+            `toolkit.looped.load_checkpoint` reads: a folder with a config.json, or "owner/name".
 
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
@@ -45,14 +47,8 @@ def load_language_model(directory: Path) -> LoopedLM:
     if is_published(directory):
         return load_checkpoint(directory)
     described = Path(directory) / "run.json"
-    if not described.is_file():
-        raise FileNotFoundError(
-            f"directory: {str(directory)!r} holds no run.json; "
-            "wanted a folder written by `toolkit train` or `toolkit tour`, an exported file, or a "
-            "folder of a published checkpoint with its config.json"
-        )
     try:
-        stored = read_run(described.parent)
+        stored = read_run(described.parent) if described.is_file() else _fitted(Path(directory))
         config = LoopedConfig(**stored["configuration"]["model"])
         run = TrainingRun(config, **stored["configuration"]["training"])
     except (ValueError, KeyError, TypeError) as error:
@@ -74,6 +70,26 @@ def load_language_model(directory: Path) -> LoopedLM:
         )
     bias = restored[0].model_state
     return nnx.merge(graph, evaluation_params(restored[0]), *(() if bias is None else (bias,)))
+
+
+def _fitted(directory: Path) -> dict[str, Any]:
+    """What `fit` was told of its run, from the newest checkpoint."""
+    found = None
+    if (directory / "checkpoints").is_dir():
+        with Checkpoints(directory / "checkpoints", is_read_only=True) as checkpoints:
+            found = checkpoints.newest_metadata()
+    if found is None:
+        raise FileNotFoundError(
+            f"directory: {str(directory)!r} holds no run.json; "
+            "wanted a folder written by `toolkit train` or `toolkit tour`, an exported file, or a "
+            "folder of a published checkpoint with its config.json"
+        )
+    if not {"model", "training"} <= found.get("configuration", {}).keys():
+        raise ValueError(
+            "wanted the configuration of `fit` to have 'model', dataclasses.asdict of the "
+            "LoopedConfig, and 'training', that of the Recipe"
+        )
+    return found
 
 
 def is_published(directory: Path) -> bool:

@@ -217,6 +217,14 @@ class Checkpoints:
             )
         return None
 
+    def newest_metadata(self) -> dict[str, Any] | None:
+        """The metadata of the newest checkpoint, None without one; CheckpointError if damaged."""
+        steps = self.steps()
+        try:
+            return self._read_record(steps[-1])["run"] if steps else None
+        except Refused as reason:
+            raise CheckpointError(f"checkpoint {self._path(steps[-1])}: {reason}") from None
+
     def wait(self) -> None:
         """Wait until the last save is on disk; CheckpointError if it failed (the previous one is
         valid).
