@@ -44,3 +44,9 @@ def quiet_abandoned_reads() -> Iterator[None]:
     finally:
         sys.unraisablehook = usual
         logger.setLevel(level)
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an error."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160] if text else 'no message'}"

@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from toolkit._checks import checked
 from toolkit._files import read_sealed_json, sealed_json
-from toolkit.training.checkpoints.abandoned_reads import Refused, quiet_abandoned_reads
+from toolkit.training.checkpoints.abandoned_reads import (
+    Refused,
+    first_line,
+    quiet_abandoned_reads,
+)
 from toolkit.training.checkpoints.identity import (
     as_json,
+    bound_as,
     checksums,
     describe,
     named_leaves,
@@ -274,7 +278,7 @@ class Checkpoints:
         except Refused:
             raise
         except Exception as error:  # orbax raises many types for damaged files
-            raise Refused(f"its record is unreadable ({_first_line(error)})") from error
+            raise Refused(f"its record is unreadable ({first_line(error)})") from error
         return record
 
     def _read_state(
@@ -295,7 +299,7 @@ class Checkpoints:
                     step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
                 )
             except Exception as error:  # tensorstore and orbax raise many types for damaged files
-                raise Refused(f"its arrays are unreadable ({_first_line(error)})") from None
+                raise Refused(f"its arrays are unreadable ({first_line(error)})") from None
         found = checksums(restored.state)
         if changed := [name for name in named if found[name] != saved.get(name)]:
             raise Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
@@ -309,7 +313,7 @@ class Checkpoints:
             )
             new = jax.tree.leaves(resize(old))
             restored.state.update(zip(names, new, strict=True))
-        leaves = [_bound_as(like, restored.state[name]) for name, like in named.items()]
+        leaves = [bound_as(like, restored.state[name]) for name, like in named.items()]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def _set_aside(self, newer_than: int) -> None:
@@ -339,20 +343,8 @@ class Checkpoints:
         is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         free = shutil.disk_usage(self.directory).free
         full = f"the disk is full (it needs {self._needed_bytes:,} bytes, {free:,} are free)"
-        reason = full if is_full else _first_line(error)
+        reason = full if is_full else first_line(error)
         return CheckpointError(
             f"could not write a checkpoint in {self.directory}: {reason}.\n"
             "The previous checkpoint is untouched."
         )
-
-
-def _bound_as(like, array):
-    """Bind restored arrays to devices as in the template, so that they can be combined with
-    others."""
-    is_bound = getattr(like, "committed", True)
-    return array if is_bound else jnp.array(jax.device_get(array))
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160] if text else 'no message'}"

@@ -98,3 +98,10 @@ def differences(found: Any, wanted: Any, name: str = "") -> list[str]:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
+
+
+def bound_as(like: Any, array: Any) -> Any:
+    """A restored array bound to devices as in the template, so that it can be combined with
+    others."""
+    is_bound = getattr(like, "committed", True)
+    return array if is_bound else jnp.array(jax.device_get(array))
