@@ -6,6 +6,8 @@ import pstats
 import pytest
 
 from toolkit.attention.latent import LatentConfig
+from toolkit.looped import LoopedConfig
+from toolkit.parallel import make_mesh
 from toolkit.planning import Strategy, cluster, plan, plan_decode, plan_sequences, predict
 
 CHECKS = 20  # of the whole search
@@ -58,3 +60,19 @@ def test_candidates_of_a_plan_do_not_check_themselves():
     counts = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     checks = [calls[0] for (_, _, name), calls in counts.items() if name == "__post_init__"]
     assert 0 < sum(checks) < CHECKS
+
+
+@pytest.mark.nightly
+def test_a_step_over_two_slices_compiles():
+    from toolkit.planning.grade.by_compiler import compile_plan
+
+    pytest.importorskip("libtpu")
+    tiny = LoopedConfig(
+        vocabulary=512, width=256, pattern="full full", heads=4, feed_forward=512, dtype="bfloat16"
+    )
+    found = plan(tiny, "2*v5e:2x2", batch=16, sequence_length=256)
+    mesh = make_mesh({"data": 2, "model": 4}, devices=cluster("2*v5e:2x2").devices())
+    assert [{each.slice_index for each in row} for row in mesh.devices] == [{0}, {1}]
+    with pytest.raises(ValueError, match="divide the 2 slices"):
+        make_mesh({"a": 3}, devices=cluster("2*v5e:2x2").devices()[2:5])
+    assert "per chip" in compile_plan(found)

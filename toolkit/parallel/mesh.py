@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from toolkit._checks import checked
@@ -22,7 +23,8 @@ def make_mesh(
 
     "auto" axes leave the sharding of intermediate arrays to the compiler. "explicit" axes make it
     part of each array's type and refuse ambiguous operations; that is the default of
-    `jax.make_mesh`.
+    `jax.make_mesh`. Slices of a TPU pod, which a data centre's network joins, are divided by the
+    outermost axes.
 
     Args:
         axes: name -> size, outermost first, such as {"data": 4, "model": 2}.
@@ -54,9 +56,22 @@ def make_mesh(
             f"({devices[0].platform if devices else 'none'}); on a CPU, "
             f"simulate_devices({math.prod(axes.values())}) makes them"
         )
-    return jax.make_mesh(
-        tuple(axes.values()),
-        tuple(axes),
-        axis_types=(_AXIS_TYPES[axis_type],) * len(axes),
-        devices=devices,
+    types = (_AXIS_TYPES[axis_type],) * len(axes)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices > 1:
+        return Mesh(_over_slices(axes, slices, devices), tuple(axes), axis_types=types)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types, devices=devices)
+
+
+def _over_slices(axes: Mapping[str, int], slices: int, devices: list[jax.Device]):
+    """The grid of devices of several slices, whose number is the product of outer axes' parts."""
+    left, beyond = slices, []
+    for size in axes.values():
+        beyond.append(math.gcd(size, left))
+        left //= beyond[-1]
+    if left > 1:
+        raise ValueError(f"axes {dict(axes)}: want axes that divide the {slices} slices evenly")
+    within = [size // part for size, part in zip(axes.values(), beyond, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(
+        within, beyond, devices, allow_split_physical_axes=True
     )

@@ -114,9 +114,10 @@ def cluster(
             groups then follow from links and ranks; otherwise every group has the rate of the
             chip's nearest kind of link that is large enough, whatever the shape. A TPU's shape is
             no topology by itself, as compilers do not lay axes on ranks in order. On the modelled
-            steps of TPUs in `data/planning/published.jsonl`, rates by shape made the median error
-            worse: MaxText on v5e from 4.3 to 5.4 %, on v5p from 5.3 to 8.2 %; on v6e from 1.4 to
-            2.7 %. On all rows it grew from 4.0 to 4.4 %, held out from 9.7 to 10.1 %.
+            steps of TPUs in `data/planning/published.jsonl`, rates by shape, tried when several
+            slices still counted as one, made the median error worse: MaxText on v5e from 4.3 to
+            5.4 %, on v5p from 5.3 to 8.2 %; on v6e from 1.4 to 2.7 %. On all rows it grew from 4.0
+            to 4.4 %, held out from 9.7 to 10.1 %.
         collectives: what runs on the topology: "ring", in the order of ranks; "tree" for
             all-reduces; or the "optimum".
 
