@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe import serious_violations
 from jupyterlab_server import jupyterlab
 
 from toolkit.lab.notebooks.index import write_index
@@ -429,6 +430,16 @@ def test_the_index_shows_pictures_and_opens_notebooks(open_notebook: Callable[[s
     page.wait_for_function(
         "() => jupyterapp.shell.currentWidget.context?.path === 'tutorials/07_pipeline.ipynb'"
     )
+    page.close()
+
+
+@pytest.mark.nightly
+def test_nobody_is_kept_out_of_the_index(open_notebook: Callable[[str], Any]) -> None:
+    page = open_notebook("index")
+    for at in range(page.locator(".jp-RenderedMarkdown").count()):
+        page.locator(".jp-RenderedMarkdown").nth(at).scroll_into_view_if_needed()
+    # Around it are buttons of JupyterLab, which are not ours.
+    assert not serious_violations(page, ".jp-RenderedMarkdown")
     page.close()
 
 

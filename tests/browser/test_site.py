@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe import serious_violations
 from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
 
 from toolkit.lab import MixerCostPanel, PipelinePanel
@@ -166,6 +167,32 @@ def busy(events):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("width", [400, 1300])
+def test_nobody_is_kept_out_of_a_question_or_a_panel(tmp_path: Path, width: int) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    recorded = record_panel(MixerCostPanel(context_length=4096), {"context_length": (128, 4096)})
+    (tmp_path / "costs.js").write_text(as_script("costs", recorded))
+    questions = as_script("questions-pipeline", record_questions("pipeline"))
+    (tmp_path / "questions-pipeline.js").write_text(questions)
+    module = (STATIC / "replay.js").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(PAGE.format(module=module), encoding="utf-8")
+    shutil.copy(STATIC / "site.css", tmp_path)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto((tmp_path / "page.html").as_uri())
+        page.locator("form input").first.fill("5")
+        page.keyboard.press("Enter")
+        page.locator(".replay-answer").wait_for(timeout=60_000)
+        page.locator("svg").nth(1).wait_for(timeout=60_000)
+        assert not serious_violations(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+
+
+@pytest.mark.nightly
 def test_an_exercise_is_checked_by_python_in_the_browser(tmp_path: Path) -> None:
     """Needs npm and, once, its registry; the page itself is served with no other network."""
     playwright = pytest.importorskip("playwright.sync_api")
@@ -203,6 +230,9 @@ def test_an_exercise_is_checked_by_python_in_the_browser(tmp_path: Path) -> None
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         check(PLAIN, "right")
         page.screenshot(path=SCREENSHOTS / "exercise.png")
+        assert not serious_violations(page)
+        page.evaluate("document.querySelector('textarea').removeAttribute('aria-label')")
+        assert serious_violations(page)  # the control: a field without a name is found
         page.reload()
         assert page.locator("textarea").input_value() == PLAIN
         assert all(url.startswith("http://127.0.0.1:") for url in asked)
