@@ -133,16 +133,13 @@ def _head_forward(tiles: HeadTiles, q, k, v):
     def query_tile(i):
         q_i = tile(q, i, columns)
 
-        def step(j, carry, is_masked):
+        def step(j, carry):
             largest, total, out, sees_any = carry
             k_j, v_j = tile(k, j, key_tile, axis=0), tile(v, j, key_tile)
             scores, _ = tiles.scores(i, j, _matmul("sk,kt->st", k_j, q_i))
-            if is_masked:
-                visible = tiles.visible(i, j)
-                scores = jnp.where(visible, scores, -jnp.inf)
-                sees_any |= visible.any(axis=0, keepdims=True)
-            else:
-                sees_any = jnp.ones_like(sees_any)
+            visible = tiles.visible(i, j)
+            scores = jnp.where(visible, scores, -jnp.inf)
+            sees_any |= visible.any(axis=0, keepdims=True)
             new_largest = jnp.maximum(largest, scores.max(axis=0, keepdims=True))
             p = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
@@ -175,14 +172,12 @@ def _head_backward(tiles: HeadTiles, d_bias, q, k, v, lse, delta, d_out):
     def query_tile(summed, i):
         q_i, d_out_i, lse_i, delta_i = (tile(x, i, columns) for x in (q, d_out, lse, delta))
 
-        def step(j, carry, is_masked):
+        def step(j, carry):
             d_q, d_k, d_v, d_slopes, d_bias = carry
             k_j, v_j = tile(k, j, key_tile, axis=0), tile(v, j, key_tile)
             products = _matmul("sk,kt->st", k_j, q_i)
             scores, slope_of_cap = tiles.scores(i, j, products, is_backward=True)
-            p = jnp.exp(scores - lse_i)
-            if is_masked:
-                p = jnp.where(tiles.visible(i, j), p, 0)
+            p = jnp.where(tiles.visible(i, j), jnp.exp(scores - lse_i), 0)
             d_p = tiles.dropped(i, j, _matmul("vs,vt->st", v_j, d_out_i))
             d_scores = p * (d_p - delta_i)
             d_bias = tuple(tiles.add_to_bias(d, i, j, d_scores) for d in d_bias)

@@ -126,46 +126,20 @@ class HeadTiles(NamedTuple):
         return tuple(x if x.ndim == 0 else x[self.entry] for x in places)
 
     def walk(self, i: Array, step: Callable[..., Any], carry: Any) -> Any:
-        """Fold `step(j, carry, is_masked)` over the key tiles that query tile `i` sees any of."""
-        for start, stop, is_masked in self._zones(i):
+        """Fold `step(j, carry)` over the key tiles that query tile `i` sees any of.
 
-            def masked_or_not(j, carry, is_masked=is_masked):
-                return step(j, carry, is_masked)
-
-            carry = lax.fori_loop(start, stop, masked_or_not, carry)
-        return carry
-
-    def _zones(self, i: Array) -> list[tuple[Any, Any, bool]]:
-        """Key tiles as zones (start, stop, needs a mask): those in the middle all queries see."""
+        Tiles of which all queries see all keys are masked like the others: a mask costs little
+        beside the products, and a loop of their own would be compiled and traced besides.
+        """
         query_tile, key_tile, mask = self.tiling.query_tile, self.tiling.key_tile, self.context.mask
-        query_start, key_start, key_stop = self.places
+        query_start, first, stop = self.places
         left, right = mask.window
-        first_query = query_start + i * query_tile
-        last_query = first_query + query_tile - 1
-        # Keys [seen, seen_stop) are seen by some query of the tile, [whole, whole_stop) by all.
-        seen = whole = key_start
-        seen_stop = whole_stop = key_stop
         if right is not None:
-            seen_stop = jnp.minimum(seen_stop, last_query + right + 1)
-            whole_stop = jnp.minimum(whole_stop, first_query + right + 1)
+            last_query = query_start + (i + 1) * query_tile - 1
+            stop = jnp.minimum(stop, last_query + right + 1)
         if left is not None:
-            seen = jnp.maximum(seen, first_query - left)
-            whole = jnp.maximum(whole, last_query - left)
-        start, stop = seen // key_tile, -(-seen_stop // key_tile)
-        # A bias may hide keys anywhere, by -inf.
-        if any(x is not None for x in (mask.documents, mask.allowed, self.bias)):
-            return [(start, stop, True)]
-        last = jnp.maximum(start, stop)
-        if left is None:
-            stop_whole = jnp.clip(whole_stop // key_tile, start, last)
-            return [(start, stop_whole, False), (stop_whole, stop, True)]
-        start_whole = jnp.clip(-(-whole // key_tile), start, last)
-        stop_whole = jnp.clip(whole_stop // key_tile, start_whole, last)
-        return [
-            (start, start_whole, True),
-            (start_whole, stop_whole, False),
-            (stop_whole, stop, True),
-        ]
+            first = jnp.maximum(first, query_start + i * query_tile - left)
+        return lax.fori_loop(first // key_tile, -(-stop // key_tile), step, carry)
 
     def visible(self, i: Array, j: Array) -> Array:
         """Which keys (rows) each query column sees."""
