@@ -39,10 +39,11 @@ def test_recorded_results_are_of_every_setting_with_provenance_and_verdicts_by_t
     for line in lines:
         assert set(line["environment"]) == {"device", "versions", "commit", "date", "command"}
         assert line["setting"] or is_changed(line["environment"]["commit"])
-    for verdict in experiment.verdicts(results):
+    for claim, verdict in zip(experiment.claims, experiment.verdicts(results), strict=True):
         assert verdict.seeds
+        assert claim.seeds >= LEAST_SEEDS
         assert (verdict.interval is None) == (
-            verdict.seeds < LEAST_SEEDS or " commits, " in str(verdict)
+            verdict.seeds < claim.seeds or " commits, " in str(verdict)
         )
         assert verdict.interval or verdict.word == "not shown"
 
