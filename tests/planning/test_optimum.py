@@ -6,6 +6,7 @@ import random
 import pytest
 
 from toolkit.planning import Constants, Strategy, cluster, plan, predict
+from toolkit.planning.memory.gpus import usable_bytes
 from toolkit.planning.strategy import RECOMPUTE, SCHEDULES
 
 WITHIN = 1.01  # of the fastest of all
@@ -33,7 +34,7 @@ def every(model, chips, sizes, constants, reserve):
     """All strategies that fit, in the order of every schedule, without layers that recompute
     differently."""
     where, batch = cluster(chips), sizes["batch"]
-    limit, count = where.chip.memory_bytes * (1 - reserve), where.chips
+    limit, count = usable_bytes(where) * (1 - reserve), where.chips
     for data, fsdp, tensor in itertools.product(divisors(count), repeat=3):
         if count % (data * fsdp * tensor) or batch % (data * fsdp):
             continue
