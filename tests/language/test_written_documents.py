@@ -102,8 +102,9 @@ def test_a_damaged_text_is_named_and_nothing_is_written(tokenizer, tmp_path):
         match = rf"text.txt' is not UTF-8: byte {wanted} at offset {at}"
         with pytest.raises(CorpusError, match=match):
             write_tokens(tokenizer, tmp_path / "text.txt", tmp_path / "tokens.npy")
-    with pytest.raises(CorpusError, match="no such file"):
-        write_tokens(tokenizer, tmp_path / "missing", tmp_path / "tokens.npy")
+    for missing in ("missing", "missing.jsonl"):
+        with pytest.raises(CorpusError, match="no such file"):
+            write_tokens(tokenizer, tmp_path / missing, tmp_path / "tokens.npy")
     (tmp_path / "text.txt").write_bytes(b"a\0")
     with pytest.raises(CorpusError, match="binary: a byte of value zero at offset 1"):
         write_tokens(tokenizer, tmp_path / "text.txt", tmp_path / "tokens.npy")

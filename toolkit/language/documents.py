@@ -183,6 +183,8 @@ def _parts(
 
 
 def _json_documents(path: Path, key: str) -> Iterator[str]:
+    if not path.is_file():
+        raise CorpusError(f"no such file: {str(path)!r}")
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

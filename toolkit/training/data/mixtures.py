@@ -128,7 +128,7 @@ def mix_sources(
         CorpusError: when a source is empty.
         ValueError: when weights are negative, or too small to give a record of a block.
 
-    Cost: Some ten microseconds per record, beside reading it.
+    Cost: Some tens of microseconds per record, beside reading it.
 
     Example:
         >>> mixed = mix_sources([["a", "b"], ["x"]], [3.0, 1.0], block=4)
