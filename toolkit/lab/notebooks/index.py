@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.lab.lessons.progress import progress_file, progress_folder, read_events
-from toolkit.lab.notebooks.lesson_pictures import lesson_picture
+from toolkit.lab.notebooks.lesson_pictures import PICTURES, lesson_picture
 
 SITE = "https://mlsys-toolkit.github.io/toolkit"
 FOLDERS = {"tutorials": "Lessons", "notebooks": "Instruments"}
@@ -77,17 +77,20 @@ def _entry(path: Path, place: str) -> Entry:
         devices="8 devices, or simulated ones" if "eight_devices" in code else "any device",
         guesses=len(set(re.findall(r"\.predict\(\"(\w+)", code))),
         exercises=len(set(re.findall(r"\.check\(\"(\w+)", code))),
-        picture=_small(_still(cells) or lesson_picture(stem, found["title"])),
+        # A lesson's stills are too fine to be read this small.
+        picture=_small(
+            lesson_picture(stem, found["title"]) if stem in PICTURES else _still(cells)
+        ),
     )  # fmt: skip
 
 
-def _still(cells: list[dict[str, Any]]) -> bytes | None:
+def _still(cells: list[dict[str, Any]]) -> bytes:
     """The first picture that a notebook was saved with."""
     for cell in cells:
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
                 return base64.b64decode("".join(output["data"]["image/png"]))
-    return None
+    raise ValueError("a notebook without a picture needs one in the index")
 
 
 def _small(png: bytes) -> bytes:

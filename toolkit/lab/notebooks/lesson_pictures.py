@@ -1,4 +1,4 @@
-"""Small pictures of each lesson's subject, because a locked lesson has no still picture."""
+"""Small pictures of each lesson's subject, to be told apart in the index."""
 
 import io
 from collections.abc import Callable
