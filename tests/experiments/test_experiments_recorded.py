@@ -1,5 +1,6 @@
 """The results kept in the repository: every one can still be read, judged and drawn."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -72,3 +73,21 @@ def test_what_the_page_of_results_says_is_left_to_run():
     assert hours == pytest.approx(3.6, abs=0.05)
     assert load_experiment("transfer").minutes == 50 * 60
     assert load_experiment("convert").minutes == 20
+
+
+def test_what_a_docstring_says_of_tails_is_in_the_record():
+    """Smaller errors where chance fails, and no more needles: why they are off unless asked for."""
+    experiment = load_experiment("sparse")
+    lines = read_runs(RECORDED[0].parent / "sparse.jsonl", experiment)
+    results = results_of([line for line in lines if line["seed"] < LEAST_SEEDS], experiment)
+    for system, tokens in itertools.product(("quest", "tactic", "hata", "pqcache"), (64, 256)):
+        plain, tail, chance = (
+            {
+                kind: results.mean(label, f"{kind}, {tokens} tokens")
+                for kind in ("error", "accuracy")
+            }
+            for label in (system, f"{system}, tail", "random")
+        )
+        assert tail["error"] < plain["error"]
+        assert abs(tail["accuracy"] - plain["accuracy"]) < 0.01
+        assert chance["accuracy"] < plain["accuracy"] - 0.3

@@ -1,5 +1,6 @@
 """Sparse decoding looked into: the drawn data, the retrieval model, the audit of any model."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -12,9 +13,9 @@ from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.sparse import audit as audits
-from toolkit.experiments.sparse import groups, lossless, model, text_model, texts
+from toolkit.experiments.sparse import groups, lossless, model, questions, text_model, texts
 from toolkit.experiments.sparse.calibration import reached
-from toolkit.experiments.sparse.claims import CLAIMS, text_label
+from toolkit.experiments.sparse.claims import CLAIMS, TEXT_SEEDS, text_label
 from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
 from toolkit.experiments.sparse.experiment import EXPERIMENT
 from toolkit.experiments.sparse.lossless import Lossless, decode_losslessly, lossless_table
@@ -121,8 +122,10 @@ def test_the_law_that_is_calibrated_is_the_one_that_stops_a_step():
 @pytest.mark.slow
 def test_with_room_for_all_bytes_a_perplexity_is_that_of_the_model():
     text = texts.passages(0, depth=0.5)[:, -256:]
-    found, _ = texts.perplexity(SELECTORS["window"](), None, text)
-    logits = nnx.jit(lambda model, text: model(text))(texts.load_text_model(), text)
+    own, copied = texts.load_text_model(4), texts.load_text_model(1)
+    found, _ = texts.perplexity(own, SELECTORS["window"](), None, text)
+    logits, same = (nnx.jit(lambda model, text: model(text))(m, text) for m in (own, copied))
+    np.testing.assert_allclose(same, logits, atol=1e-4)  # with key heads copied for each query head
     log_p = jax.nn.log_softmax(logits[:, -texts.STEPS - 1 : -1])
     taken = np.take_along_axis(np.asarray(log_p), text[:, -texts.STEPS :, None], axis=2)
     assert found == pytest.approx(np.exp(-taken.mean()), rel=1e-5)
@@ -140,6 +143,18 @@ def test_quotations_repeat_what_stood_at_a_depth():
         assert len(changed) == text_model.QUOTE
         assert quote[changed[0]] < row[changed[0]] - text_model.QUOTE + 1
         assert (np.diff(quote[changed]) == 1).all()
+
+
+@pytest.mark.parametrize("group", [4, 8])
+def test_a_text_model_begins_as_one_that_continues_what_stood_before(group):
+    """Random letters that no text has: without training, and twice as well where they repeat."""
+    model = text_model.initial(0, group)
+    assert model.blocks[1].mixer.key.kernel.shape[1] == 8 // group * text_model.PART
+    letters = np.random.default_rng(0).integers(97, 123, (2, 128))
+    letters[:, -32:] = letters[:, 20:52]
+    log_p = jax.nn.log_softmax(nnx.jit(lambda model, text: model(text))(model, letters))
+    loss = -np.take_along_axis(np.asarray(log_p[:, :-1]), letters[:, 1:, None], axis=2)[..., 0]
+    assert loss[:, -24:].mean() < 0.5 * loss[:, 60:96].mean()
 
 
 @pytest.mark.slow
@@ -163,13 +178,13 @@ def test_query_heads_of_a_group_ask_for_themselves_and_the_first_group_is_the_ol
 
 
 def test_an_experiment_in_which_chance_does_not_lose_is_void():
-    claim = next(c for c in CLAIMS if c.text.startswith("the bytes of"))
-    noise = np.random.default_rng(0).normal(size=5) / 1000
+    claim = next(c for c in CLAIMS if c.text.startswith("4 query heads per key head: the bytes of"))
+    noise, name = np.random.default_rng(0).normal(size=TEXT_SEEDS) / 1000, groups.text(4)
     for chance, word in ((1.005, "void"), (1.2, "seen")):
         ratio = {"dense": 1.0, "oracle": 1.001, "random": chance}
         outcomes = {
-            text_label(name): {seed: {"perplexity": 4 * r + noise[seed]} for seed in range(5)}
-            for name, r in ratio.items()
+            text_label(system): {seed: {name: 4 * r + x} for seed, x in enumerate(noise)}
+            for system, r in ratio.items()
         }
         assert claim.verdict(Results(outcomes)).word == word
 
@@ -220,7 +235,7 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     config = LoopedConfig.tiny("full", loops=1, width=16, heads=2)
     language = LoopedLM(config, rngs=nnx.Rngs(0))
     text = "<needle> & hay " * 5
-    tokens, pieces = audits.tokens_of(language, tmp_path, text)
+    tokens, pieces = audits.text_reader(language, tmp_path)(text)
     *_, rows = audits.audit(language, tokens, (28,), steps=4)
     assert [row.name for row in rows] == ["oracle", "window"]
     assert all(row.off < 1e-4 for row in rows)
@@ -257,13 +272,58 @@ def test_pieces_of_a_text_are_the_text(tmp_path):
     tokenizer.train_from_iterator([""], letters)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     language = LoopedLM(LoopedConfig.tiny(width=16, heads=2, vocabulary=257), rngs=nnx.Rngs(0))
-    tokens, pieces = audits.tokens_of(language, tmp_path, "a “word” \n")
+    tokens, pieces = audits.text_reader(language, tmp_path)("a “word” \n")
     assert len(tokens) == len(pieces) == len("a “word” \n".encode())
     assert "".join(pieces) == "a “word” \n"
     assert pieces[:4] == ["a", " ", "“", ""]
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer: "):
-        audits.tokens_of(language, tmp_path, "a")
+        audits.text_reader(language, tmp_path)
+
+
+def by_words(text):
+    """A tokenizer whose tokens are words and what is between them."""
+    pieces = re.findall(r"\s*\S+|\s+$", text)
+    return np.array([hash(piece) % 1000 for piece in pieces], np.int32), pieces
+
+
+@pytest.mark.parametrize("kind", questions.QUESTIONS)
+def test_prompts_hold_what_the_answer_follows_from_and_end_with_it(kind):
+    text, sizes = "One line.\nAnother line.\n", []
+    for read, length in ((audits.as_bytes, 700), (by_words, 200)):
+        drawn = questions.prompts(kind, read, text, length, 3, seed=1)
+        assert drawn.tokens.shape == (3, length)
+        asked = [questions.QUESTIONS[kind](np.random.default_rng((1, i)), text) for i in range(3)]
+        sizes.append(len(read(asked[0].answer)[0]))
+        for row, question, size in zip(drawn.tokens, asked, drawn.answers, strict=True):
+            np.testing.assert_array_equal(row[-size:], read(question.answer)[0])
+            assert drawn.question >= size + len(read(question.question)[0]) - 1
+            before = row[: -len(read(question.question + question.answer)[0])].tobytes()
+            for sentence in question.needed:
+                assert read(sentence)[0][1:-1].tobytes() in before
+    assert sizes[0] > sizes[1]
+    with pytest.raises(ValueError, match=f"tokens must be at least .* for '{kind}'; got 5"):
+        questions.prompts(kind, audits.as_bytes, text, 5, 1, seed=0)
+
+
+@pytest.mark.slow
+def test_questions_are_answered_by_what_reads_the_right_tokens_and_not_by_chance(monkeypatch):
+    """A sharper form of the untrained text model copies what stood before, letter by letter."""
+    monkeypatch.setattr(questions, "SELECTORS", {n: SELECTORS[n] for n in ("random", "oracle")})
+    copying = text_model.initial(0)
+    query, head = copying.blocks[1].mixer.query.kernel, copying.unembedding
+    assert head is not None  # not the embedding
+    query[...], head[...] = 1.6 * query[...], 4 * head[...]
+    how = {"budgets": (30,), "length": 192, "number": 4}
+    rows = questions.ask(copying, audits.as_bytes, "Some text.\n", ("needle",), **how)
+    found = {row.system: row.accuracy for row in rows}
+    assert found["dense"] - found["random"] >= 0.5
+    assert found["dense"] - found["oracle"] <= 0.25
+    assert "VOID" not in questions.answers_table(rows)
+    chance = [row._replace(accuracy=found["dense"]) for row in rows]
+    assert "needle with 30 tokens is VOID" in questions.answers_table(chance)
+    with pytest.raises(ValueError, match=r"questions must be among needle, keys.*; got 'poem'"):
+        questions.ask(copying, audits.as_bytes, "", ("poem",), **how)
 
 
 def test_whether_lossless_decoding_pays_is_said_plainly():

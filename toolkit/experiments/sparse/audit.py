@@ -6,7 +6,7 @@ in every full softmax layer of every loop, as in decoding.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +27,11 @@ from toolkit.experiments.sparse.quality import (
     Steps,
     at_small_budgets,
     fewer_tokens,
-    quality_of,
+    quality_of_steps,
     read_sparsely,
 )
 from toolkit.language import load_language_model
-from toolkit.looped import LoopedLM, load_checkpoint
+from toolkit.looped import LAYERS, LoopedConfig, LoopedLM, load_checkpoint
 from toolkit.looped.layers import token_positions
 from toolkit.looped.loops.rows import row_of
 from toolkit.looped.mixing.layer import MixingLayer
@@ -97,11 +97,14 @@ def load_any(path: Path, dtype: str | None = None) -> LoopedLM:
     return load_language_model(path)
 
 
-def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "time"], list[str]]:
-    """A text as tokens, and each token as text: bytes, or what the checkpoint's tokenizer says."""
+Reader = Callable[[str], tuple[Int[np.ndarray, "time"], list[str]]]
+"""A text as tokens, and each token as text."""
+
+
+def text_reader(model: LoopedLM, path: Path) -> Reader:
+    """What turns a text into tokens: bytes, or the tokenizer of the checkpoint."""
     if model.config.vocabulary == 256:
-        data = text.encode()
-        return np.frombuffer(data, np.uint8).astype(np.int32), [chr(b) for b in data]
+        return as_bytes
     file = path / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no tokenizer.json, and its model does not read bytes")
@@ -113,10 +116,26 @@ def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no class of its own for it
         raise ValueError(f"{file} is not a tokenizer: {error}") from None
-    encoded = tokenizer.encode(text)
-    # A character of several tokens is the first one's; what no token has goes to the next.
-    ends = np.maximum.accumulate([0, *(end for _, end in encoded.offsets)]).tolist()
-    return np.array(encoded.ids, np.int32), [text[a:b] for a, b in itertools.pairwise(ends)]
+
+    def read(text: str) -> tuple[Int[np.ndarray, "time"], list[str]]:
+        encoded = tokenizer.encode(text)
+        # A character of several tokens is the first one's; what no token has goes to the next.
+        ends = np.maximum.accumulate([0, *(end for _, end in encoded.offsets)]).tolist()
+        return np.array(encoded.ids, np.int32), [text[a:b] for a, b in itertools.pairwise(ends)]
+
+    return read
+
+
+def as_bytes(text: str) -> tuple[Int[np.ndarray, "time"], list[str]]:
+    """A text as its bytes, and each byte as a character."""
+    data = text.encode()
+    return np.frombuffer(data, np.uint8).astype(np.int32), [chr(b) for b in data]
+
+
+def bytes_per_token(config: LoopedConfig) -> int:
+    """Bytes of a token's key and value, of one key-value head."""
+    _, _, size = LAYERS["full"].sizes_of(config)
+    return 2 * size * config.compute_dtype.itemsize
 
 
 def audit(
@@ -155,8 +174,8 @@ def audit(
             )
     given, start = jnp.asarray(tokens)[None], len(tokens) - steps
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
-    _, _, size = model.blocks[config.layers.index("full")].mixer.sizes_of(config)
-    per_token = 2 * size * config.compute_dtype.itemsize
+    itemsize, per_token = config.compute_dtype.itemsize, bytes_per_token(config)
+    size = per_token // (2 * itemsize)
     dense_bytes = (start + (steps + 1) / 2) * per_token
     rows: list[Row] = []
     cells = [(b, *pair) for b in budgets for pair in selectors.items() if pair[1].least <= b]
@@ -167,14 +186,13 @@ def audit(
                 model, given, selector, start, FixedTokens(budget), tells_lost=True
             )
             loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits[0], dense))
-            parts = [(x.mass, x.out, x.exact[:, start:], x.tokens, x.bytes_read) for x in seen]
-            quality = quality_of(*(np.stack(part) for part in zip(*parts, strict=True)))
+            quality = quality_of_steps(seen, start)
             lost = np.mean([np.asarray(steps.lost) for steps in seen], axis=(0, 1, 2))
             same = float((logits[0].argmax(-1) == dense.argmax(-1)).mean())
             link = None
             if isinstance(selector, PQCache):
                 fetched = round(quality.tokens - selector.sinks - selector.least_recent(budget))
-                sizes = {"key": size, "value": size, "itemsize": config.compute_dtype.itemsize}
+                sizes = {"key": size, "value": size, "itemsize": itemsize}
                 sizes |= {"parts": selector.parts, "bits": selector.bits}
                 step = offloaded_step(len(tokens), max(fetched, 0), link=1.0, **sizes)
                 link = (step.index_bytes + step.fetched_bytes) / 1000

@@ -19,6 +19,7 @@ from toolkit.experiments.sparse.claims import (
     CHANCE,
     CLAIMS,
     INDEXED,
+    ON_TEXT,
     SYSTEMS,
     TARGETS,
     TOKENS,
@@ -108,7 +109,7 @@ EXPERIMENT = Experiment(
     | {tail_label(name): Setting(name, "tail") for name in _CORRECTED}
     | {grouped(name): Setting(name, "groups") for name in (*INDEXED, CHANCE)}
     | {adaptive_and_fixed("oracle"): Setting("oracle", "adaptive")}
-    | {text_label(name): Setting(name, "text") for name in (DENSE, "oracle", "quest", CHANCE)},
+    | {text_label(name): Setting(name, "text") for name in (DENSE, "oracle", *ON_TEXT, CHANCE)},
     execute=_execute,
     columns=(
         *(Column(f"accuracy, {tokens} tokens") for tokens in TOKENS),
@@ -122,11 +123,14 @@ EXPERIMENT = Experiment(
         *(Column(f"mass, drawn, {heads(group)}") for group in GROUPS),
         *(Column(f"worst_mass, drawn, {heads(group)}") for group in GROUPS),
         *(Column(f"accuracy, {heads(group)}") for group in model.FILES),
-        Column(groups.text(), digits=2),
-        *(Column(groups.text(depth), digits=2) for depth in groups.TEXT_DEPTHS),
+        *(
+            Column(groups.text(group, depth), digits=2)
+            for group in GROUPS
+            for depth in (None, *groups.TEXT_DEPTHS)
+        ),
     ),
     claims=CLAIMS,
     draw=draw,
     beyond="longer texts and larger models: `toolkit audit-sparse` runs every system on yours.",
-    minutes=20,
+    minutes=40,
 )

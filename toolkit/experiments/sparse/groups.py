@@ -22,7 +22,14 @@ from toolkit.experiments.sparse.quality import (
     of_retrieval,
 )
 from toolkit.experiments.sparse.text_model import CONFIG
-from toolkit.experiments.sparse.texts import DENSE, passages, perplexity, text_selector
+from toolkit.experiments.sparse.texts import (
+    DENSE,
+    LENGTH,
+    load_text_model,
+    passages,
+    perplexity,
+    text_selector,
+)
 from toolkit.experiments.tasks import Retrieval
 
 BOUND, GROUPS = "oracle", (1, 4, 8)  # query heads per key head
@@ -47,9 +54,15 @@ def needle(group: int, depth: float) -> str:
     return f"needle found, {heads(group)}, depth {depth:g}"
 
 
-def text(depth: float | None = None) -> str:
+def text(group: int, depth: float | None = None) -> str:
     """Name of the perplexity of code, or of quotations of what stands at a depth."""
-    return "perplexity" if depth is None else f"perplexity, quotation at depth {depth:g}"
+    return f"perplexity, {of_text(group, depth)}"
+
+
+def of_text(group: int, depth: float | None = None) -> str:
+    """The kind of the numbers of code, or of quotations."""
+    kind = "code" if depth is None else f"quotation at depth {depth:g}"
+    return f"{kind}, {heads(group)}"
 
 
 @functools.cache
@@ -78,15 +91,14 @@ def needle_budget(system: str, group: int) -> FixedTokens | None:
 
 
 @functools.cache
-def text_budget(system: str) -> FixedTokens | None:
-    """The same in the text model."""
+def text_budget(system: str, group: int) -> FixedTokens | None:
+    """The same in the text models, measured on drawn data of their sizes."""
     if system == BOUND:
         return FixedTokens(TEXT_TOKENS)
-    selector, text = text_selector(system), passages(0)[:1]
-    per_token = 2 * CONFIG.width // CONFIG.heads * 4
-    return at_equal_bytes(
-        lambda budget: perplexity(selector, budget, text)[1], selector, TEXT_TOKENS, per_token
-    )
+    selector, size = text_selector(system), CONFIG.width // 4
+    sizes = {"heads": CONFIG.heads // group, "tokens": LENGTH, "queries": 1, "size": size}
+    measure = functools.partial(of_drawn, heavy_tailed(0, group=group, **sizes), selector)
+    return at_equal_bytes(measure, selector, TEXT_TOKENS, 2 * size * 4)
 
 
 def by_group(system: str, seed: int) -> dict[str, float]:
@@ -125,13 +137,13 @@ def fixed_or_adaptive(system: str, seed: int) -> dict[str, float]:
 
 def on_text(system: str, seed: int) -> dict[str, float]:
     """Perplexity of code near its two thousandth byte, and of quotations, at equal bytes."""
-    selector = text_selector("window" if system == DENSE else system)
-    budget = None if system == DENSE else text_budget(system)
-    if budget is None and system != DENSE:
-        return {}
-    outcome = {}
-    for depth in (None, *TEXT_DEPTHS):
-        found, quality = perplexity(selector, budget, passages(seed, depth))
-        outcome[text(depth)] = found
-        outcome |= numbers("code", quality) if depth is None else {}
+    selector, outcome = text_selector("window" if system == DENSE else system), {}
+    for group in GROUPS:
+        budget = None if system == DENSE else text_budget(system, group)
+        if budget is None and system != DENSE:
+            continue
+        for depth in (None, *TEXT_DEPTHS):
+            arguments = load_text_model(group), selector, budget, passages(seed, depth)
+            outcome[text(group, depth)], quality = perplexity(*arguments)
+            outcome |= numbers(of_text(group, depth), quality)
     return outcome

@@ -191,6 +191,12 @@ class Steps(NamedTuple):
     lost: Array | None
 
 
+def quality_of_steps(seen: Iterable[Steps], start: int) -> Quality:
+    """The summary of all layers, which were read sparsely from `start` on."""
+    parts = [(x.mass, x.out, x.exact[:, start:], x.tokens, x.bytes_read) for x in seen]
+    return quality_of(*(np.stack(part) for part in zip(*parts, strict=True)))
+
+
 @partial(jax.jit, static_argnames=("start", "budget", "corrects_tail", "tells_lost"))
 def read_sparsely(
     seen: Any,

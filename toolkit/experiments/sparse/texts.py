@@ -1,9 +1,10 @@
-"""Perplexity against budget: the text model reads held-out code, its end sparsely.
+"""Perplexity against budget: the text models read held-out code, its end sparsely.
 
-The model is `data/models/text.safetensors`, bytes in and out, eight query heads on two key heads;
-the passages are drawn from the tenth of its corpus that it was not trained on. What is read
-sparsely lies beyond position `LENGTH - STEPS`. A quotation is a passage whose end repeats, letter
-by letter, what stood at a depth of it.
+The models are those of `text_model.py`, bytes in and out, eight query heads on two key heads or on
+one; with the two copied for each of their query heads, the same model has one per key head. The
+passages are drawn from the tenth of the corpus that was not trained on. What is read sparsely lies
+beyond position `LENGTH - STEPS`. A quotation is a passage whose end repeats, letter by letter, what
+stood at a depth of it.
 """
 
 import functools
@@ -12,22 +13,19 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 from toolkit.attention.sparse import SELECTORS, FixedTokens, Selector
 from toolkit.attention.sparse.budget import Budget
 from toolkit.experiments.sparse.audit import run_sparsely
-from toolkit.experiments.sparse.model import FILE
-from toolkit.experiments.sparse.quality import (
-    SMALLER,
-    Quality,
-    quality_of,
-)
+from toolkit.experiments.sparse.quality import SMALLER, Quality, quality_of_steps
+from toolkit.experiments.sparse.text_model import CONFIG, FILES
 from toolkit.looped import LoopedLM, load_model
 from toolkit.training import load_corpus
 
-PASSAGES, LENGTH, STEPS, CUE = 2, 2048, 48, 16  # of a quotation, so many bytes are read before it
+PASSAGES, LENGTH, STEPS, CUE = 1, 2048, 96, 16  # of a quotation, so many bytes are read before it
 DENSE = "dense"  # reads everything
-# Keys of 16 numbers: an index takes its share of them, and no more.
+# Keys of 32 numbers: an index takes its share of them, and no more.
 FINE = SMALLER | {"hata": {"bits": 64}}
 
 
@@ -44,24 +42,32 @@ def passages(seed: int, depth: float | None = None) -> np.ndarray:
 
 
 def text_selector(name: str) -> Selector:
-    """A system by its name, with an index for keys of 16 numbers."""
+    """A system by its name, with an index for keys of 32 numbers."""
     return SELECTORS[name](**FINE.get(name, {}))
 
 
 @functools.cache
-def load_text_model() -> LoopedLM:
-    """The recorded text model."""
-    return load_model(FILE.with_name("text.safetensors"))
+def load_text_model(group: int) -> LoopedLM:
+    """The recorded text model of so many query heads per key head, one by copies of key heads."""
+    if group in FILES:
+        return load_model(FILES[group])
+    (copies, file), *_ = FILES.items()
+    own = load_model(file)
+    config = own.config.with_options(full={"key_value_heads": CONFIG.heads})
+    params = dict(nnx.to_flat_state(nnx.state(own)))
+    for path, param in params.items():
+        if path[-2:] in (("key", "kernel"), ("value", "kernel")):
+            heads = param[...].reshape(CONFIG.width, CONFIG.heads // copies, -1)
+            params[path] = nnx.Param(heads.repeat(copies, axis=1).reshape(CONFIG.width, -1))
+    copied = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    return nnx.merge(nnx.graphdef(copied), nnx.from_flat_state(params))
 
 
 def perplexity(
-    selector: Selector, budget: Budget | None, text: np.ndarray
+    model: LoopedLM, selector: Selector, budget: Budget | None, text: np.ndarray
 ) -> tuple[float, Quality]:
     """Perplexity of the last bytes of passages, and what was read; with no budget, of all bytes."""
-    model, start = load_text_model(), text.shape[1] - STEPS - 1
-    how = FixedTokens(text.shape[1]) if budget is None else budget
-    logits, seen = run_sparsely(model, jnp.asarray(text), selector, start, how)
-    parts = [(x.mass, x.out, x.exact[:, start:], x.tokens, x.bytes_read) for x in seen]
-    quality = quality_of(*(np.stack(part) for part in zip(*parts, strict=True)))
+    start, budget = text.shape[1] - STEPS - 1, budget or FixedTokens(text.shape[1])
+    logits, seen = run_sparsely(model, jnp.asarray(text), selector, start, budget)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], text[:, -STEPS:])
-    return math.exp(losses.mean()), quality
+    return math.exp(losses.mean()), quality_of_steps(seen, start)
