@@ -137,6 +137,7 @@ def test_bad_input_gets_a_readable_error(toolkit, tmp_path, arguments, words):
         ("train RUN --simulated-devices 8", "simulated_devices: got 8 with layout 'single'"),
         ("train RUN --layout data --cores 2", "cores: got 2 with a layout"),
         ("train RUN --optimizer sgd --b2 0.9", "b2: got 0.9, and 'sgd' has none"),
+        ("train RUN --optimizer lion --eps 0.1", "eps: got 0.1, and 'lion' has none"),
         ("train RUN --router-z 0.1", "router_z: got 0.1, and feed_forwards has no 'moe'"),
         ("train RUN --weights", "weights: got ()"),
         ("train RUN --weights 1 2", "weights: got 2 for 1 texts"),

@@ -24,6 +24,7 @@ class OptimizerKind:
         last: makes what is applied after weight decay, or None.
         is_averaging: whether schedule-free averages of the weights stand in for a first moment.
         reads_matrices: whether a number's update depends on the shape of its array.
+        has_eps: whether the direction has an eps.
 
     Example:
         >>> OPTIMIZERS["lion"].b2
@@ -37,6 +38,7 @@ class OptimizerKind:
     last: Callable[[], optax.GradientTransformation] | None = None
     is_averaging: bool = False
     reads_matrices: bool = False
+    has_eps: bool = True
 
 
 @checked
@@ -148,7 +150,7 @@ def _adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
 def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     # An update as large as AdamW's (0.2, Moonlight), so that both take the same learning rate.
     muon = optax.contrib.muon(
-        1.0, adam_b1=b1, adam_b2=b2, adam_learning_rate=1.0,
+        1.0, adam_b1=b1, adam_b2=b2, eps=eps, adam_learning_rate=1.0,
         muon_weight_dimension_numbers=_hidden_matrices, consistent_rms=0.2,
     )  # fmt: skip
     return optax.chain(muon, optax.scale(-1.0))
@@ -175,7 +177,8 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         0.9, 0.999, "arXiv:2409.03137",
     ),
     "lion": OptimizerKind(
-        lambda b1, b2, eps: optax.scale_by_lion(b1=b1, b2=b2), 0.9, 0.99, "arXiv:2302.06675"
+        lambda b1, b2, eps: optax.scale_by_lion(b1=b1, b2=b2), 0.9, 0.99, "arXiv:2302.06675",
+        has_eps=False,
     ),
     "muon": OptimizerKind(
         _muon, 0.9, 0.95, "kellerjordan.github.io/posts/muon, arXiv:2502.16982",
@@ -188,10 +191,11 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         lambda b1, b2, eps: optax.chain(
             optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)
         ),
-        0.0, 0.0, "arXiv:1804.04235", reads_matrices=True,
+        0.0, 0.0, "arXiv:1804.04235", reads_matrices=True, has_eps=False,
     ),
     "sgd": OptimizerKind(
-        lambda b1, b2, eps: optax.trace(decay=b1, nesterov=True), 0.9, 0.0, "Nesterov, 1983"
+        lambda b1, b2, eps: optax.trace(decay=b1, nesterov=True), 0.9, 0.0, "Nesterov, 1983",
+        has_eps=False,
     ),
     "schedule_free": OptimizerKind(_adam, 0.9, 0.95, "arXiv:2405.15682", is_averaging=True),
 }  # fmt: skip

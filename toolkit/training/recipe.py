@@ -133,6 +133,8 @@ class Recipe:
             own = getattr(OPTIMIZERS[self.optimizer], name)
             if (value := getattr(self, name)) and not own:
                 raise ValueError(f"{name}: got {value}, and {self.optimizer!r} has none")
+        if self.eps != Recipe.eps and not OPTIMIZERS[self.optimizer].has_eps:
+            raise ValueError(f"eps: got {self.eps}, and {self.optimizer!r} has none")
         if self.learning_rate != "search":
             return
         wanted = {"schedule": None, "warmup": None, "final_rate": 0, "ema": 0, "accumulate": 1}
