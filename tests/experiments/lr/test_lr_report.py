@@ -134,6 +134,9 @@ def test_what_the_page_on_searches_says_of_the_record():
     causes = {cell.name: cell.factor_of_peaks() for cell in found if cell.name in factors}
     means = [statistics.geometric_mean(each.values()) for each in (factors, causes)]
     assert means == pytest.approx([1.82, 1.68], abs=0.005)
+    words = [verdict.word for verdict in experiment.verdicts(results)]
+    assert words[:5] == ["contradicted", "seen", "seen", "not shown", "not shown"]
+    assert set(words[5:]) == {"not shown"}
     count = _compared(found, (AUTOLRS_FREE,))
     assert {cell.budget for cell in count} == {300}
     assert "0.24 over" in headline(found)
