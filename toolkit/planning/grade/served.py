@@ -66,7 +66,7 @@ def _chips(row: Mapping[str, Any]) -> int:
 
 def _where(row: Mapping[str, Any]) -> Cluster:
     kind, _, count = row["chips"].partition(":")
-    return cluster_of({**row, "chip": kind, "chips": int(count)})
+    return cluster_of({**row, "chip": kind, "chips": int(count), "slices": 1})  # theirs: of latents
 
 
 def _step(row: Mapping[str, Any], batch_per_chip: int, rates: Constants) -> MixtureCost:

@@ -63,12 +63,12 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "llama-3-405b": Recipe(
-        "llama-3.1-405b", "h100:16384", Strategy(data=128, **_LLAMA_CUT), 2048, 8192, 6.461,
+        "llama-3.1-405b", "h100:16384", Strategy(data=128, **_LLAMA_CUT), 2048, 8192, 6.721,
         True, _LLAMA,
     ),
     "llama-3-405b-long": Recipe(
         "llama-3.1-405b", "h100:16384", Strategy(data=8, context=16, **_LLAMA_CUT), 128, 131_072,
-        10.9, True, _LLAMA,
+        15.278, True, _LLAMA,
     ),
     "deepseek-v3": Recipe(
         "deepseek-v3", "h800:2048",

@@ -38,7 +38,7 @@ def product_rate(chip: Peak, kind: str) -> float:
 @functools.lru_cache(maxsize=1 << 16)
 def waves(config: LoopedConfig, word: str, fed: str, tensor: int, tokens: int, chip: str) -> float:
     """Time of a layer's products, forward, over that of full waves."""
-    processors, work, took = MULTIPROCESSORS.get(chip), 0, 0
+    processors, work, took = MULTIPROCESSORS.get(chip), 0, 0.0
     for shape, cut in layer_tensors(config, word, fed):
         if processors and len(shape) == 2:
             inner, columns = (n // tensor if i == cut else n for i, n in enumerate(shape))
@@ -47,7 +47,10 @@ def waves(config: LoopedConfig, word: str, fed: str, tensor: int, tokens: int, c
     return took / work if work else 1.0
 
 
-def _passed(rows: int, columns: int, height: int, width: int, processors: int) -> int:
-    """Numbers of a result, with those that full waves would have had too."""
+def _passed(rows: int, columns: int, height: int, width: int, processors: int) -> float:
+    """Numbers of a result, with those that full waves would have had too. Tiles of few rows are
+    less high, and few tiles divide the inner dimension (split-K)."""
+    height = min(height, rows)
     tiles = -(-rows // height) * -(-columns // width)
-    return math.ceil(tiles / processors) * processors * height * width
+    parts = max(1, processors // tiles)
+    return math.ceil(tiles * parts / processors) * processors / parts * height * width
