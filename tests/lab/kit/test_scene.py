@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("anywidget")
 
+from toolkit.lab.collectives.ring import RingPanel
 from toolkit.lab.kit.player import Player
 from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 from toolkit.lab.kit.still import still
@@ -64,3 +65,10 @@ def test_a_moved_bar_reaches_whoever_asked() -> None:
     player.show(dataclasses.replace(SCENE, end=9.0))
     assert player.time == -1.0
     assert player.still()[:4] == b"\x89PNG"
+
+
+def test_a_played_panel_saves_its_scene_beside_its_plots(tmp_path) -> None:
+    RingPanel(devices=3).save(tmp_path / "ring.svg")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ring-scene.svg", "ring.svg"]
+    scene, plots = (tmp_path / f"ring{part}.svg" for part in ("-scene", ""))
+    assert scene.read_text() != plots.read_text()
