@@ -123,12 +123,12 @@ def test_the_instrument_of_attention_counts_measures_and_names_it():
 
 
 def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
-    from toolkit.lab.mixers import panel
+    from toolkit.lab.mixers import costs, panel
 
     monkeypatch.setitem(panel.MENU, "Toy", "toy")  # the menu is made as the table is when imported
     shown = panel.MixerPanel(left="toy", right="gla")
     assert "Toy: " in shown.view.sentence()
-    assert "Toy moves" in panel.MixerCostPanel(left="toy", right="gla").view.sentence()
+    assert "Toy moves" in costs.MixerCostPanel(left="toy", right="gla").view.sentence()
     before = shown.view.left.state_norm
     suite("lab/mixers/test_mixer_view.py").test_reach_and_state_are_those_of_the_library("toy")
     shown.write_strength = 1.0  # moves any gate between 0 and 1, whatever its name

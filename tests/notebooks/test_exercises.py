@@ -135,7 +135,11 @@ def test_the_rival_that_beats_us_by_most(place: int | None, words: str, capsys) 
     ours = next(time for time in times.times if time.is_ours)
     answer = ours if place is None else sorted(rivals, key=times.ratio)[place]
     least = next(at for at, time in enumerate(times.times) if time is answer)
-    names = {"panel": SpeedupPanel(point=least + 1), "times": times, "libraries": libraries}
+    names = {
+        "panel": SpeedupPanel(method="every", work="every", point=least + 1),
+        "times": times,
+        "libraries": libraries,
+    }
     assert words in said_by_check("speedups", capsys, **names)
 
 

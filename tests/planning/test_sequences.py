@@ -22,14 +22,17 @@ def test_groups_hold_every_sequence_once_and_are_no_slower_than_equal_ones():
 
 
 def test_a_sequence_takes_what_the_room_predicts_of_it():
-    """One sequence on one chip: computing as `predict` has it, head included, at any length."""
-    for length in (2048, 16_384):
+    """One sequence on one chip: computing as `predict` has it, head included.
+
+    A short one fills its last wave of tiles in part, which no parabola has.
+    """
+    for length, most in ((1024, 0.04), (2048, 0.04), (8192, 1e-6), (16_384, 1e-6)):
         other = predict(
             "llama-2-7b", "h100:1", Strategy(recompute="layer"), batch=1, sequence_length=length
         )
         costs = sequence_costs(other.config, cluster("h100:1"), "layer", None, other.constants)
         took = costs.milliseconds(length, 1) + costs.constant
-        assert took == pytest.approx(1e3 * other.parts.computing, rel=1e-6)
+        assert took == pytest.approx(1e3 * other.parts.computing, rel=most)
 
 
 @pytest.mark.parametrize(

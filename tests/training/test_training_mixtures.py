@@ -139,7 +139,7 @@ def test_odm_explores_evenly_at_first_and_then_seeks_high_losses():
         assert math.isclose(sum(weights), 1, rel_tol=1e-12)
     assert weights[0] > weights[1] > weights[2]
     assert odm_weights(np.zeros(1), np.ones(1), np.array([2.0]), 1)[1].tolist() == [1.0]
-    with pytest.raises(ValueError, match=r"weights: got .* at update 0, wanted"):
+    with pytest.raises(ValueError, match=r"weights: got .* at update 0; wanted"):
         odm_weights(rewards, weights, losses, 0)
 
 

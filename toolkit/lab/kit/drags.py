@@ -61,7 +61,9 @@ class Drags(anywidget.AnyWidget):
         wide, high = self.size
         found = []
         for plot in self._plots:
-            drag, box = plot.drag, plot.axes.get_position()
+            # As it was last drawn: `get_position` applies the aspect anew, and all is drawn again.
+            drag, figure = plot.drag, plot.axes.figure
+            box = plot.axes.bbox.transformed(figure.transFigure.inverted())
             value = self._panel.state[drag.control] + drag.offset
             point = (value, 0) if drag.axis == "x" else (0, value)
             share = plot.axes.transLimits.transform(plot.axes.transScale.transform(point))

@@ -39,18 +39,11 @@ class AdaptiveBatches:
         batches: (all choices so far) -> `HostBatches` for the steps until the next choice.
 
     Example:
-        >>> records = [jnp.float32(0), jnp.float32(4)]
-        >>> def farther(state, choices):  # from the parameter
-        ...     return int(jnp.abs(state.params - jnp.stack(records)).argmax())
-        >>> def batches(choices):
-        ...     return record_batches([records[choices[-1]]], seed=0, batch=1)
-        >>> data = AdaptiveBatches(every=5, choose=farther, batches=batches)
-        >>> step = make_train_step(lambda w, batch: ((w - batch) ** 2).mean(), adamw(0.5),
-        ...                        sample=HostBatches.sample, most_steps=10)
-        >>> state = TrainState.create(jnp.float32(1), adamw(0.5))
-        >>> options = FitOptions(10, is_progress_shown=False)
-        >>> [row["step"] for row in fit(state, step, data, options, directory="run").history]
-        [5, 10]
+        >>> records, farthest = [jnp.float32(0), jnp.float32(4)], lambda state, choices: 1
+        >>> chosen = lambda choices: record_batches([records[choices[-1]]], seed=0, batch=1)
+        >>> data = AdaptiveBatches(every=5, choose=farthest, batches=chosen)
+        >>> data.every, data.choose(None, [])
+        (5, 1)
     """
 
     every: int
