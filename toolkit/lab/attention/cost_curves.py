@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, Look, log_axes, look
 from toolkit.lab.attention.view import SHORT_NAMES, TOKENS, CostView, Counted
-from toolkit.lab.kit.drags import Drag
-from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.plot import Drag, Plot
 
 # Nested, so that markers on the same spot all stay visible.
 MARKER_SIZES = (12.5, 9.5, 7.5)

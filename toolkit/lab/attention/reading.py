@@ -21,9 +21,8 @@ from toolkit.attention import gated_delta_net_step
 from toolkit.figures import ACCENT, SIGNED, WEIGHTS, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.controls import Number, Words
-from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.text import TextView, looked_at
 from toolkit.lab.kit.view import Data
 from toolkit.measure.words import counted

@@ -22,9 +22,8 @@ from toolkit.lab.experts.small_mixture import (
     record_of,
 )
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.player import PlayedPanel
-from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Kind, Message, Node, Scene
 from toolkit.lab.kit.text import TextView, looked_at
 from toolkit.lab.kit.view import Data

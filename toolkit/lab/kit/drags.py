@@ -1,12 +1,8 @@
-"""A number of a panel is dragged where it is drawn.
-
-class ReachPlot(Plot):
-    drag = Drag("token", "x", offset=-1)     # the first token is drawn at 0
-"""
+"""The handles by which a number of a panel is dragged where it is drawn."""
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import anywidget
 import numpy as np
@@ -20,20 +16,6 @@ STYLE = """
 .picture-drags rect { fill: transparent; pointer-events: all; touch-action: none; }
 .picture-drags rect:hover, .picture-drags rect:active { fill: #b3245b22; }
 """
-
-
-class Drag(NamedTuple):
-    """Which control a plot drags, along which axis.
-
-    Attributes:
-        control: name of a `Number`.
-        axis: "x" or "y".
-        offset: added to the control's value gives where it is drawn.
-    """
-
-    control: str
-    axis: str
-    offset: float = 0.0
 
 
 class Drags(anywidget.AnyWidget):

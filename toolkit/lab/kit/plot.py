@@ -1,7 +1,7 @@
 """A part of a figure, whose artists are made once and moved afterwards."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -17,16 +17,33 @@ from matplotlib.text import Text
 from toolkit.figures import ACCENT
 
 
+class Drag(NamedTuple):
+    """Which control a plot drags, along which axis.
+
+        class ReachPlot(Plot):
+            drag = Drag("token", "x", offset=-1)     # the first token is drawn at 0
+
+    Attributes:
+        control: name of a `Number`.
+        axis: "x" or "y".
+        offset: added to the control's value gives where it is drawn.
+    """
+
+    control: str
+    axis: str
+    offset: float = 0.0
+
+
 class Plot:
     """Axes with their moving artists; artists made first are drawn lowest.
 
     `settings` are those of `Axes.set`; `grid` names the axes whose ticks have lines. One that
     `is_timed` has the time of its panel's scene along x, from the left end to the right; in one
-    with a `drag` (see `toolkit.lab.kit.drags`) a control's number is dragged where it is drawn.
+    with a `drag` a control's number is dragged where it is drawn.
     """
 
     is_timed = False
-    drag: Any = None
+    drag: Drag | None = None
 
     def __init__(self, axes: Axes, *, grid: str = "xy", **settings: Any) -> None:
         self.axes = axes

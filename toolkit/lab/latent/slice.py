@@ -23,9 +23,8 @@ from toolkit.attention.latent.tpla import Norm, slice_scores
 from toolkit.figures import ACCENT, FAINT, INK, Look, look
 from toolkit.figures.axes import round_up, set_limits
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.latent.small_layers import TEXT, record, small_layers
 

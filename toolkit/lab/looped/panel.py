@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from toolkit.figures import ACCENT, INK, WEIGHTS
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
 from toolkit.lab.looped.view import BEST, LoopView, look

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from toolkit.experiments.sparse.model import HEADS, LAYERS
 from toolkit.figures import ACCENT, FAINT, INK
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.drags import Drag
 from toolkit.lab.kit.player import PlayedPanel
-from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.sparsity.layers_read import Layer, read_sparsely
