@@ -19,7 +19,7 @@ from toolkit.figures import look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.reading import MAX_TOKENS, SENTENCE, SHARPNESS, VALUE_SIZE, word_keys
 from toolkit.lab.kit.controls import Number, Words
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.text import TextView, looked_at

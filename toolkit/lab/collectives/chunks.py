@@ -15,7 +15,7 @@ from toolkit.figures import ACCENT, look
 from toolkit.lab.collectives.cut import SCHEDULES
 from toolkit.lab.collectives.networks import NETWORKS, Drawing, best_of, drawing_of, trees_of
 from toolkit.lab.kit.controls import Choice
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View

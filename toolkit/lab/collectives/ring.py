@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, look
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Grid, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View

@@ -22,7 +22,7 @@ from toolkit.lab.experts.small_mixture import (
     record_of,
 )
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Kind, Message, Node, Scene
 from toolkit.lab.kit.text import TextView, looked_at

@@ -17,7 +17,7 @@ import numpy as np
 import traitlets
 
 from toolkit.lab.kit.controls import Control, ControlWidgets, Number
-from toolkit.lab.kit.curve import Points, heights_at
+from toolkit.lab.kit.view import Points, heights_at
 
 KNOTS = 8
 """Sliders of a curve, evenly spaced from its start to its end."""

@@ -15,7 +15,15 @@ Data = dict[str, Any]
 """Heading -> per row a number, a pair (number, error) or a word. A heading ends with its unit in
 parentheses: one of `SPOKEN_UNITS`, which its cells then speak, or any other."""
 
+Points = tuple[tuple[float, float], ...]
+"""A curve: points, straight between them."""
+
 _CELL = "padding:2px 12px;text-align:right;border-bottom:1px solid #e3e7eb"
+
+
+def heights_at(points: Points, places: np.ndarray) -> np.ndarray:
+    """A curve's heights at places in [0, 1]."""
+    return np.interp(places, *np.array(points).T)
 
 
 class Table(NamedTuple):

@@ -188,7 +188,7 @@ class LoopPlot(Plot):
         for heading, line in self.lines.items():
             line.set_data(*((data["loop"], data[heading]) if heading in data else ([], [])))
         self.nothing.set_text("" if shown else "no recurrent layer")
-        # Of all loops and bytes: a moved limit draws everything anew.
+        # Of all loops and bytes.
         values = [(view.columns | view.everywhere)[name].ravel() for name in shown]
         if self._spread:
             middle, spread = view.columns[shown[-1]], view.columns[self._spread]
@@ -196,8 +196,10 @@ class LoopPlot(Plot):
             bars = zip(data["loop"], *values[-2:], strict=False)
             self._bars.set_segments([[(at, low), (at, high)] for at, low, high in bars])
         limits = self._limits(np.concatenate(values) if values else np.ones(1))
-        if set_limits(self.axes, x=(0.6, view.loops + 0.4)):
-            self.axes.set_xticks(range(1, view.loops + 1))
+        # Two widths alone: a moved limit draws everything anew.
+        widest = TRAINED_LOOPS if view.loops <= TRAINED_LOOPS else MAX_LOOPS
+        if set_limits(self.axes, x=(0.6, widest + 0.4)):
+            self.axes.set_xticks(range(1, widest + 1))
         set_limits(self.axes, y=limits)
 
 

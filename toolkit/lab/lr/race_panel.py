@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from toolkit.figures import ACCENT, FAINT, INK, LOOKS, Look
 from toolkit.figures.axes import count_ticks, few_log_ticks, set_limits
 from toolkit.lab.kit.controls import Choice
-from toolkit.lab.kit.curve import Points
 from toolkit.lab.kit.curve_control import Curve, CurveWidgets
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.view import Progress
+from toolkit.lab.kit.view import Points, Progress
 from toolkit.lab.lr.race_view import RACERS, Race, RaceView, racers
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
 from toolkit.lab.lr.search_problems import problem as task

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from toolkit.lab.kit.curve import Points, heights_at
-from toolkit.lab.kit.view import Data, Progress, View, in_cell
+from toolkit.lab.kit.view import Data, Points, Progress, View, heights_at, in_cell
 from toolkit.lab.lr.known_schedules import SHAPES, best_known, peaks, run_peak, tuned
 from toolkit.lab.lr.search_problems import Run, follow, problem
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, further_rounds, kept, with_gaps

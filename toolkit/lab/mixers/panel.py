@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.text import MOST

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.player import PlayedPanel, Player
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Scene
 from toolkit.lab.kit.view import Progress
@@ -162,7 +162,7 @@ class PipelinePanel(PlayedPanel):
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         super().__init__(**values)
 
-    def widgets_above(self) -> list[Player]:
+    def widgets_above(self) -> list[Any]:
         (player,) = super().widgets_above()
         player.on_move(self._dragged)
         return [player]

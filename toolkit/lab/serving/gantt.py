@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Bar, Kind, Scene
 from toolkit.lab.kit.view import Data, View

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import INK, look
 from toolkit.lab.kit.controls import Number
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View

@@ -20,7 +20,7 @@ import numpy as np
 from toolkit.figures import style
 from toolkit.lab.kit.controls import Choice, Control, Number
 from toolkit.lab.kit.panel import PIXELS_PER_INCH_ON_PAGE, Panel
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.site.drawing import ElementRenderer
 from toolkit.measure.provenance import environment
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from toolkit.experiments.sparse.model import HEADS, LAYERS
 from toolkit.figures import ACCENT, FAINT, INK
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.view import Data, View

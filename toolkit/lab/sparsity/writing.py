@@ -27,7 +27,7 @@ from toolkit.figures import ACCENT, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.reading import MAX_TOKENS, SHARPNESS, word_keys
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.player import PlayedPanel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.text import TextView, looked_at
