@@ -104,6 +104,7 @@ def _backward(seconds: Seconds) -> float:
 
 
 def seconds_of(step: Prediction, each: Transfer) -> float:
+    """Seconds of one transfer of a step on its links."""
     link = step.cluster.link(each.inner, each.degree, each.kind)
     return transfer_seconds(link, each.bytes_sent, each.degree, step.constants)
 
