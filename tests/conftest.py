@@ -15,7 +15,6 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import jax.experimental
 import pytest
 
 # Of a quiet machine. A test that takes ten is marked `slow`.
@@ -35,8 +34,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 # The lines of Python that a program came from: a tenth of what the suite costs.
 LINES = jax.config.jax_traceback_in_locations_limit
 jax.config.update("jax_traceback_in_locations_limit", 0)
-if not hasattr(jax, "enable_x64"):  # jax 0.7
-    jax.enable_x64 = jax.experimental.enable_x64
 jax.devices()  # reads the flags, which notebooks and commands in processes of their own do without
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].removesuffix(FAST_FLAGS)
 

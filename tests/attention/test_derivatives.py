@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import MIXERS, draw_inputs, mixer
 
@@ -47,7 +48,7 @@ def derivatives(modes, function, inputs):
 
 def assert_derivatives_equal_the_reference(row, time, modes, implementation=None):
     """Tokens of two documents, the first of which continues a state."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         drawn = draw_inputs(row, EARLIER + time, dtype=jnp.float64, **SIZES)
         earlier, inputs = ([x[:, part] for x in drawn] for part in (slice(3), slice(3, None)))
         ids = jnp.asarray(np.arange(EARLIER + time)[None] >= 9, jnp.int32)

@@ -1,9 +1,9 @@
 """Documents are runs of equal numbers, in every mixer and its oracle, with a cache or without."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     MIXERS,
@@ -58,7 +58,7 @@ def test_the_oracle_of_bfloat16_rounds_once(name):
 
 @pytest.mark.slow
 def test_the_oracle_of_deepseek_sparse_attention_knows_documents_in_a_cache():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(mixer("dsa"), TIME, dtype=jnp.float64)
         ids = jnp.asarray(np.repeat([1, 2, 3], RUNS)[None].repeat(2, 0), jnp.int32)
         caches = [IndexedCache.empty(2, 2, 16, 8, 16, TIME, jnp.float64)] * 2

@@ -5,10 +5,10 @@ Against Hugging Face transformers: the layer restated around `retention`, whole 
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import retention, retention_step
 
@@ -84,7 +84,7 @@ def distance(found, wanted):
 
 def test_lightning_attention_is_retention(pair):
     layer, number = pair
-    with jax.enable_x64(True):
+    with enable_x64(True):
         _compare(layer, number)
 
 

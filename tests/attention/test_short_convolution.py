@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
@@ -47,7 +48,7 @@ def test_gradient():
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
     wanted = gradient(kernel, x, jnp.zeros((2, 7), jnp.int32))
     jax.tree.map(assert_close, gradient(kernel, x), wanted)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wide = [a.astype(jnp.float64) for a in (kernel, x)]
         check_grads(jax.jit(loss), wide, order=2, atol=1e-5, rtol=1e-5)
     # The kernel is whole on every device and the batch is not: its gradient is summed over both.

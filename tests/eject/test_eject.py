@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import MIXERS, draw_inputs
 from toolkit.eject import _Writer, eject
@@ -64,7 +65,7 @@ def test_the_file_imports_nothing_of_ours(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_equals_ours_with_documents_and_a_state(name, tmp_path):
     row = MIXERS[name]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         theirs = getattr(loaded(name, tmp_path), row.function.__name__)
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
         if "g" in row.names:  # cleared at a token

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from tiers import by_night
 
 from toolkit.experts import (
@@ -68,7 +69,7 @@ def close(found, wanted, tolerance):
 @functools.cache
 def value_and_gradient(name, form=None):
     """In float64, of the form, or of the equation."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         x, routing, weights, named = draw(ROUTERS[name], dtype=jnp.float64)
         biases = {name: named[name] for name in BIASES if named[name] is not None}
         probe = jax.random.normal(jax.random.key(9), x.shape, jnp.float64)
@@ -283,7 +284,7 @@ def test_a_given_expert_that_is_none_changes_no_other_token():
 
 @pytest.mark.parametrize("form", by_night(FORMS[1:], FORMS))
 def test_derivatives_of_any_order_in_both_modes(form):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         x, routing, weights, named = draw(ROUTERS["gpt_oss"], tokens=(4,), dtype=jnp.float64)
 
         def of(form):

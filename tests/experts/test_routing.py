@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit import checking
 from toolkit.experts import (
@@ -66,7 +67,7 @@ def golden_inputs():
 def test_golden_values(rule):
     x, logits, bias, weights = golden_inputs()
     experts, first, total, magnitude = VALUES[rule]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         choice_bias = jnp.asarray(bias) if "v3" in rule else None
         routing = route(jnp.asarray(logits), 2, choice_bias=choice_bias, **RULES[rule])
         y = np.asarray(mixture(jnp.asarray(x, jnp.float64), routing, *map(jnp.asarray, weights)))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from float64 import enable_x64
 
 from toolkit.language import next_byte_loss, pipeline_batch, pipeline_language_model
 from toolkit.looped import LoopedConfig, LoopedLM
@@ -17,7 +18,7 @@ TOLERANCE = 1e-12  # float64
 
 @pytest.fixture(autouse=True)
 def _float64():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

@@ -4,11 +4,11 @@ Against the authors' modules (Dao-AILab/grouped-latent-attention, SongtaoLiu0823
 mlra_4, gta) with the same weights, outputs and steps differ by at most 4e-15.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from float64 import enable_x64
 
 from toolkit._compat import set_value
 from toolkit.looped import LAYERS, LoopedConfig
@@ -90,7 +90,7 @@ def equation(word, made, x):
 
 @pytest.mark.parametrize("word", OPTIONS)
 def test_a_layer_is_its_equation_whole_and_token_by_token(word):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         config, made = layer(word)
         x = np.random.default_rng(0).standard_normal((2, 7, WIDTH))
         wanted = equation(word, made, x)

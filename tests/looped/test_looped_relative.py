@@ -1,10 +1,10 @@
 """Attention with learned biases by distance: exact in float64, whole and token by token."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from float64 import enable_x64
 
 from toolkit.looped import LoopedConfig, LoopedLM, decode_step, prefill
 
@@ -13,7 +13,7 @@ FLOAT64_TOLERANCE = 1e-12
 
 @pytest.mark.slow
 def test_float64_is_float64_in_every_part():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         sizes = {"width": 32, "heads": 4, "vocabulary": 50, "dtype": "float64"}
         config = LoopedConfig.tiny("relative relative_window", loops=2, **sizes)
         model = LoopedLM(config, rngs=nnx.Rngs(0))

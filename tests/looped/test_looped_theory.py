@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from looped_small_model import small, some_tokens
 
 from toolkit.attention import (
@@ -34,7 +35,7 @@ FLOAT32_ROUNDING = 1e-6
 
 @pytest.fixture
 def float64():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.lr import (
     NoisyQuadratic,
@@ -120,7 +121,7 @@ def test_linear_decay_is_almost_the_best_for_the_bound():
         last = rates[:-1] / (left[1:] * left[:-1]) * energy[:-1]
         return (1 + energy[0]) / (2 * left[0]) + last.sum() / 2
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         linear = np.log(shape_rates("linear", STEPS) / np.sqrt(STEPS))
         assert float(bound(linear)[0]) == pytest.approx(last_iterate_bound(np.exp(linear)))
         found = minimize(bound, linear, jac=True, method="L-BFGS-B", options={"maxiter": 300})

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import PartitionSpec as P
 
 from toolkit.attention import softmax_attention
@@ -78,7 +79,7 @@ def test_it_is_softmax_attention(method, case):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_float64_is_exact_in_value_and_gradient(method):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         arrays = inputs(dtype=jnp.float64)
         mesh = make_mesh({"context": 4}, devices=jax.devices()[:4])
         found = value_and_gradients(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from float64 import enable_x64
 from foreign_models import BATCH, MODELS, TIME, WIDTH
 from jax.sharding import PartitionSpec as P
 
@@ -68,7 +69,7 @@ EVERY = [pytest.param(name, list(MESHES), marks=pytest.mark.nightly) for name in
 @pytest.mark.parametrize(("name", "schemes"), [*QUICK, *EVERY])
 def test_a_step_sends_what_the_textbook_says_and_equals_one_device(name, schemes):
     """Two thirds of ZeRO-3 where XLA for CPUs keeps what is to be gathered again."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         ratios = {one: check(name, one, sharded_train_step) for one in schemes}
     assert all(0.66 < ratio <= WITHIN for ratio in ratios.values()), ratios
 
@@ -77,7 +78,7 @@ def test_a_step_sends_what_the_textbook_says_and_equals_one_device(name, schemes
 @pytest.mark.parametrize("name", MODELS)
 def test_the_compiler_sends_what_the_textbook_says_but_for_scattered_sums(name):
     """XLA for CPUs all-reduces gradients where that for GPUs reduce-scatters them."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         ratios = {one: check(name, one, partitioned_train_step, scatter=2) for one in MESHES}
     assert all(ratio <= WITHIN for ratio in ratios.values()), ratios
 
@@ -192,7 +193,7 @@ def test_of_a_fused_product_weights_change_devices_not_activations(sizes, how):
 
         return jnp.mean(jax.lax.scan(layer, batch, p)[0] ** 2)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         keys = jax.random.split(jax.random.key(0), 4)
         shapes = {"fused": (2, 16, sum(sizes)), "bias": (2, sum(sizes)), "out": (2, sizes[0], 16)}
         params = {

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from latent_layers import distance, drawn, small, stream
@@ -33,7 +34,7 @@ B, T, PROMPT = 2, 12, 8
 
 @pytest.fixture(autouse=True)
 def double():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

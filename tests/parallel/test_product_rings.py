@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -40,7 +41,7 @@ def over(mesh, function, check_vma=True):
 @pytest.mark.parametrize("rings", [1, 2])
 def test_a_pair_in_rings_is_the_whole_pair(devices, check_vma, rings):
     """Value and gradients in float64, at odd sizes; the bytes of the whole collectives."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         mesh = make_mesh({"model": devices}, devices=jax.devices()[:devices])
         draw = partial(np.random.default_rng(devices).normal, size=None)
         x, weights = (draw(size=(BATCH, devices * EACH, WIDTH)) for _ in range(2))

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from float64 import enable_x64
 from jax.sharding import PartitionSpec as P
 
 from toolkit.looped import LoopedConfig, LoopedLM
@@ -173,7 +174,7 @@ def test_what_some_mixers_differ_by_is_rounding(pattern, mesh, scheme):
 
     Of rwkv7 one device is 6e-6 from float64: small embeddings magnify what is rounded after them.
     """
-    with jax.enable_x64(True):
+    with enable_x64(True):
         model = model_of(pattern, dtype="float64")
         assert_equals_one_device(model, mesh, scheme, tolerance=DOUBLE)
 

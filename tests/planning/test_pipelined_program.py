@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from float64 import enable_x64
 
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.planning import Strategy, predict, train_program
@@ -155,7 +156,7 @@ def test_a_pipelined_plan_computes_the_model_and_sends_what_was_predicted(name):
     config_of, strategy = CASES[name]
     sizes = {"batch": 12 if strategy.microbatches == 3 else BATCH, "sequence_length": TIME}
     is_wide = name in UNLIKE
-    with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
+    with enable_x64(True) if is_wide else contextlib.nullcontext():
         config = config_of()
         state, batch, wanted, gradients = reference(config, sizes["batch"])
         devices = jax.devices()[: strategy.chips]

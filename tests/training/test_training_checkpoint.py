@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.training import CheckpointError, Checkpoints, CheckpointWarning, TrainState, adamw
@@ -296,7 +297,7 @@ def test_sharded_state_is_restored_onto_another_mesh_and_onto_one_device(tmp_pat
 @pytest.mark.parametrize("leaf", ["float32", "bfloat16", "bool", "int8", "float64"])
 def test_a_checksum_is_the_same_for_every_device_that_makes_it(leaf):
     """What NumPy adds where the array is, what XLA adds, and the parts of an array on a mesh."""
-    with jax.enable_x64(leaf == "float64"):
+    with enable_x64(leaf == "float64"):
         whole = jax.random.normal(jax.random.key(0), (8, 6)).astype(leaf)
         mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
         cut = jax.device_put(whole, NamedSharding(mesh, PartitionSpec("a")))

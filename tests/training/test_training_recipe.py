@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from float64 import enable_x64
 from training_small_run import bigram_loss, bigram_params, digest
 
 from toolkit import parallel, training
@@ -43,7 +44,7 @@ def gradient_of(params, batch, passes, weigh):
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     """In float64, with an odd number of passes, and rows that do not count."""
     rng = np.random.default_rng(0)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         params = {"w": jnp.asarray(rng.normal(size=(3, 2))), "b": jnp.ones(2)}
         targets = rng.normal(size=(6, 2)) ** 2
         targets[[0, 3, 4]] = -1  # so that the three passes count 1, 0 and 2 of their rows

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from hopper import H200, INTERPRETER, assert_no_races, forget_kernels, lowered, relative_error
 from jax import lax
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
@@ -214,7 +215,7 @@ def test_scores_lose_nothing_beside_abrupt_gates(channels):
 
     inputs = [jnp.asarray(z, F32) for z in (x, k, g)]
     got = results(lambda x, k, g: scores_of_chunks(x, k, exact_sums(g)), *inputs)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         want = results(exact, *(z.astype(jnp.float64) for z in inputs))
     assert relative_error(got[0], want[0]) < FLOAT32
     for a, b in zip(got[1:], want[1:], strict=True):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # races_found has no other home
 from jax.experimental.pallas import tpu as pltpu
 
@@ -136,7 +137,7 @@ def relative_error(got, wanted):
 
 def assert_same(arrays, documents=None, *, within=VALUE, **options):
     (_, results), gradients = kernel_with_gradients(arrays, documents, **options)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         doubles = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.float64), arrays)
         (_, wanted), wanted_gradients = reference_with_gradients(doubles, documents)
     for name, got, value in zip(("out", "state"), results, wanted, strict=True):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from latent_layers import YARN, distance, drawn, small, stream
 
 from toolkit import checking
@@ -24,7 +25,7 @@ from toolkit.attention.latent import (
 
 @pytest.fixture
 def double():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

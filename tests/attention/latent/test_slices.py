@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from latent_layers import distance, drawn, small, stream
 
 from toolkit.attention.latent import (
@@ -32,7 +33,7 @@ EXACT = {"norm": "exact"}
 
 @pytest.fixture(autouse=True)
 def double():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

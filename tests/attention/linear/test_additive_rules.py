@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     draw_inputs,
@@ -25,7 +26,7 @@ def over_channels(g, key=16):
 
 
 def test_retention_is_gated_linear_attention_with_a_constant_gate():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         tokens = draw_inputs(mixer("retention"), 70, dtype=jnp.float64)
         g = jnp.broadcast_to(retention_log_decay(2)[None, None], tokens[0].shape[:3])
         assert_close(jnp.exp(g[0, 0]), jnp.asarray([1 - 2**-5, 1 - 2**-6]), FLOAT64_TOLERANCE)
@@ -44,7 +45,7 @@ def test_retention_takes_other_rates():
 
 def test_linear_attention_and_mamba2_are_scalar_decays():
     """Mamba-2 with time step 1 and no decay is linear attention; with decay, equal channels."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, g, dt = draw_inputs(mixer("mamba2"), 70, dtype=jnp.float64)
         scale = q.shape[-1] ** -0.5
         plain = results(
@@ -60,7 +61,7 @@ def test_linear_attention_and_mamba2_are_scalar_decays():
 
 
 def test_hgrn2_ties_the_key_to_the_gate():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(mixer("hgrn2"), 70, dtype=jnp.float64)
         wanted = results(lambda q, v, g: gated_linear_attention(q, 1 - jnp.exp(g), v, g), inputs)
         assert_close(results(hgrn2, inputs), wanted, FLOAT64_TOLERANCE)

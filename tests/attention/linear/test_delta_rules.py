@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     comba,
@@ -34,7 +35,7 @@ GDN, KDA = mixer("gdn"), mixer("kda")
 
 
 def test_gated_delta_net_without_decay_is_delta_net():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, g, beta = draw_inputs(GDN, TIME, dtype=jnp.float64)
         undecayed = lambda q, k, v, beta: gated_delta_net(q, k, v, 0 * g, beta)  # noqa: E731
         got, wanted = (results(f, [q, k, v, beta]) for f in (delta_net, undecayed))
@@ -42,7 +43,7 @@ def test_gated_delta_net_without_decay_is_delta_net():
 
 
 def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(GDN, TIME, dtype=jnp.float64)
 
         def by_channels(q, k, v, g, beta):
@@ -55,7 +56,7 @@ def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net():
 
 def test_comba_that_feeds_back_what_decays_is_gated_delta_net():
     """b = e^g reads the decayed state; with d = 0 queries are as they come."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(GDN, TIME, dtype=jnp.float64)
 
         def tied(q, k, v, g, beta):
@@ -84,7 +85,7 @@ def decays_then_reads(q, k, v, g, beta, feedback, correction):
 
 @pytest.mark.parametrize("form", ["xla", "scan", "reference", "step"])
 def test_comba_may_decay_before_it_reads(form):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(mixer("comba"), 20, dtype=jnp.float64)
         wanted = decays_then_reads(*map(np.array, inputs))
         if form == "step":
@@ -103,7 +104,7 @@ def test_comba_may_decay_before_it_reads(form):
 
 
 def test_gated_delta_net_2_with_equal_gates_is_kimi_delta_attention():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(KDA, TIME, dtype=jnp.float64)
 
         def tied(q, k, v, g, beta):
@@ -115,7 +116,7 @@ def test_gated_delta_net_2_with_equal_gates_is_kimi_delta_attention():
 
 
 def test_delta_product_with_one_correction_is_gated_delta_net():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(GDN, TIME, dtype=jnp.float64)
 
         def one_correction(q, k, v, g, beta):
@@ -127,7 +128,7 @@ def test_delta_product_with_one_correction_is_gated_delta_net():
 
 def test_rwkv7_with_tied_keys_is_delta_net():
     """Erasing and writing under one key, both by beta, corrects by the difference."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, beta = draw_inputs(mixer("delta"), TIME, dtype=jnp.float64)
 
         def tied(q, k, v, beta):
@@ -147,7 +148,7 @@ def test_correlated_keys(strength):
     k = k.at[:, ::3].set(k[:, :1])
     inputs = [q, k, v, 0 * g, jnp.full_like(beta, strength)]
     got = jax.jit(partial(results, KDA.function))(inputs)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wanted = jax.jit(partial(results, KDA.reference))([x.astype(jnp.float64) for x in inputs])
     for a, b in zip(got, wanted, strict=True):
         error = np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()
@@ -155,7 +156,7 @@ def test_correlated_keys(strength):
 
 
 def test_delta_product_reads_the_state_once_however_often_it_corrects():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         keys = iter(jax.random.split(jax.random.key(0), 5))
         q, k, v, g, beta = (
             jax.random.uniform(next(keys), (2, *shape), jnp.float64)
@@ -202,7 +203,7 @@ def test_correlated_keys_written_whole(correlation):
     k = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     inputs = q, k, v, np.zeros(shape[:3]), np.ones(shape[:3])
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wanted = gated_delta_net_reference(*map(jnp.asarray, inputs))
     for chunk in (None, 64):
         run = jax.jit(partial(gated_delta_net, chunk=chunk))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from scipy.linalg import expm
 
 from toolkit.attention import delta_net, draw_inputs, error_free_linear_attention, mixer
@@ -32,7 +33,7 @@ def by_matrix_exponentials(q, k, v, beta):
 
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 20.0])
 def test_it_solves_the_differential_equation(size):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, beta = drawn(20, dtype=jnp.float64)
         k = size * k
         out, state = error_free_linear_attention(q, k, v, beta)
@@ -48,7 +49,7 @@ def test_gradients_of_short_keys_keep_their_digits():
         return jax.grad(lambda *x: jnp.sum(error_free_linear_attention(*x)[0]), (1, 3))(*inputs)
 
     got = gradients(q, 1e-3 * k, v, beta)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         wanted = gradients(*(x.astype(jnp.float64) for x in (q, 1e-3 * k, v, beta)))
     for a, b in zip(got, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=FLOAT32_TOLERANCE * np.abs(b).max())

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.test_util import check_grads
 
 from toolkit.attention import MIXERS, draw_inputs, log_decay, mixer, unit_length
@@ -20,7 +21,7 @@ def draw(*shape):
 @pytest.mark.parametrize("least", [None, -5.0])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5)])
 def test_log_decays_are_their_equation(shape, least):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         raw, bias = draw(*shape), draw(*shape[2:])
         log_rate = draw(4) if len(shape) == 3 else draw(4)[:, None]
         shifted, rate = np.asarray(raw + bias[None, None]), np.exp(log_rate)
@@ -72,7 +73,7 @@ def test_a_vector_whose_length_overflows_is_not_a_number():
     [row.name for row in MIXERS.values() if "normalize_qk" in signature(row.step).parameters],
 )
 def test_queries_and_keys_are_brought_to_unit_length_inside_the_call(name):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         row = mixer(name)
         q, k, *others = draw_inputs(row, 5, batch=1, key=4, value=3, dtype=jnp.float64)
         scaled, unit = (3 * q, k / 2), (unit_length(3 * q), unit_length(k / 2))

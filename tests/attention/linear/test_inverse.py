@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import unit_lower_inverse
 
@@ -40,7 +41,7 @@ def relative_error(got, wanted):
 
 @pytest.mark.parametrize("size", [1, 7, 16, 32, 48, 64, 128])
 def test_equal_to_the_dense_inverse(size):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         a = delta_matrix(0.5, 1.0, size)
         got = jax.jit(unit_lower_inverse)(jnp.asarray(a))
         np.testing.assert_allclose(got, exact_inverse(a), atol=FLOAT64_TOLERANCE)
@@ -72,7 +73,7 @@ def test_powers_fail_on_the_same_keys(correlation, beta):
 
 
 def test_gradient_equals_differentiating_a_dense_inverse():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         a = jnp.asarray(delta_matrix(0.5, 1.5, 32))
         eye = jnp.broadcast_to(jnp.eye(32), a.shape)
         got = jax.grad(lambda a: jnp.sum(jnp.sin(unit_lower_inverse(a))))(a)

@@ -1,9 +1,9 @@
 """Log-linear attention: levels as a Fenwick tree finds them, dense products, long pasts."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     draw_inputs,
@@ -57,7 +57,7 @@ def by_products(name, q, k, v, g, strength, weights):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_the_sum_over_levels_of_all_pairs(name, levels):
     """Also where the last level holds much more than twice as much as the one before."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = drawn(name, levels)
         out, state = FUNCTIONS[name](*inputs)
         np.testing.assert_allclose(
@@ -77,7 +77,7 @@ def test_it_is_the_sum_over_levels_of_all_pairs(name, levels):
 @pytest.mark.parametrize(("name", "plain"), [("log_mamba2", mamba2), ("log_gdn", gated_delta_net)])
 def test_equal_weights_give_the_method_back(name, plain):
     """And the sum of all levels is its state."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         *inputs, weights = drawn(name)
         out, state = FUNCTIONS[name](*inputs, jnp.ones_like(weights))
         wanted, final = plain(*inputs)
@@ -87,7 +87,7 @@ def test_equal_weights_give_the_method_back(name, plain):
 
 
 def test_levels_are_told_by_the_weights():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         *inputs, weights = drawn("log_gdn")
         _, state = log_linear_gated_delta_net(*inputs, weights)
         with pytest.raises(ValueError, match=r"initial_state.levels .*must have shape .*5"):

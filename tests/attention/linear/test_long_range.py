@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import MIXERS, draw_inputs
 
@@ -53,7 +54,7 @@ def test_65536_tokens(row):
     for decay_strength in (30.0, 1e-4):
         inputs = hard_inputs(row, easy, decay_strength)
         got = ours(jnp.asarray(cotangent, jnp.float32), *inputs)
-        with jax.enable_x64(True):
+        with enable_x64(True):
             wanted = oracle(jnp.asarray(cotangent), *(x.astype(jnp.float64) for x in inputs))
         for a, b in zip(got, wanted, strict=True):
             error = np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b)))

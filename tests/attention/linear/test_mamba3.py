@@ -1,9 +1,9 @@
 """Mamba-3: the paper's recurrence with complex states, its order of accuracy, long rotations."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import Mamba3State, draw_inputs, mamba2, mamba3, mamba3_step, mixer
 
@@ -35,7 +35,7 @@ def by_complex_states(q, k, v, g, dt, mix, angle):
 
 def test_it_is_a_complex_state_space():
     """In which the trapezoid's earlier end decays and turns with the state."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = drawn(37, dtype=jnp.float64)
         out, state = mamba3(*inputs)
         wanted = by_complex_states(*inputs)
@@ -46,7 +46,7 @@ def test_it_is_a_complex_state_space():
 
 
 def test_without_turning_and_with_whole_shares_it_is_mamba2():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, g, dt, mix, angle = drawn(37, dtype=jnp.float64)
         out, state = mamba3(q, k, v, g, dt, jnp.ones_like(mix), 0 * angle)
         wanted = mamba2(q, k, v, g, dt)
@@ -57,7 +57,7 @@ def test_without_turning_and_with_whole_shares_it_is_mamba2():
 @pytest.mark.parametrize(("mix", "order"), [(1.0, 1), (0.5, 2)])
 def test_its_order_is_that_of_the_trapezoid(mix, order):
     """Of dH/dt = -H + cos t: half the step leaves a quarter of the error, without it a half."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         errors = []
         for steps in (64, 128):
             dt, time = 1 / steps, np.arange(steps + 1) / steps
@@ -79,7 +79,7 @@ def test_angles_keep_their_digits_over_many_turns():
     *inputs, angle = drawn(time)
     angle = angle + 2.0
     out, _ = mamba3(*inputs, angle)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         exact = [x.astype(jnp.float64) for x in (*inputs, angle)]
         wanted = np.asarray(mamba3(*exact)[0])
         total = np.cumsum(np.asarray(exact[-1]), axis=1)

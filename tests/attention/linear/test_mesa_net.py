@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import MesaState, draw_inputs, mesa_net, mesa_net_step, mixer
 from toolkit.bench.mixers.matrix_products import matrix_flops
@@ -34,7 +35,7 @@ def by_least_squares(q, k, v, g, beta, penalty):
 
 
 def test_its_outputs_are_those_of_the_fitted_map():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = drawn(21, dtype=jnp.float64)
         out, _ = mesa_net(*inputs)
         np.testing.assert_allclose(
@@ -45,7 +46,7 @@ def test_its_outputs_are_those_of_the_fitted_map():
 @pytest.mark.parametrize("iterations", [1, 4, 8])
 def test_iterations_converge_as_documented(iterations):
     """In the norm of the system; the control is that so few iterations are not yet exact."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         key = 24
         q, k, v, g, beta, penalty = drawn(50, key=key, dtype=jnp.float64)
         v = jnp.broadcast_to(jnp.eye(key)[None, :, None], (1, key, 1, key))  # shows x itself

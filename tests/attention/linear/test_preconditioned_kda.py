@@ -1,9 +1,9 @@
 """Preconditioned KDA: the paper's recurrence in NumPy, and what its stretching does."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import draw_inputs, kimi_delta_attention, mixer, preconditioned_kda
 
@@ -33,7 +33,7 @@ def by_recurrence(q, k, v, g, beta, fading, weight, *, center, epsilon):
 
 def test_it_is_the_recurrence_of_the_paper():
     """Whose center is a factor of the weights, and of epsilon."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         *inputs, weight = drawn(37, dtype=jnp.float64)
         factor = np.exp(-CENTER)
         out, state = preconditioned_kda(*inputs, factor * weight, epsilon=1e-6 * factor)
@@ -45,7 +45,7 @@ def test_it_is_the_recurrence_of_the_paper():
 
 def test_where_all_is_stretched_alike_it_is_kda_with_longer_writes():
     """log A = 0 stretches nothing; a vanishing A stretches by almost 3/2, a huge one by 2/3."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, g, beta, fading, weight = drawn(21, dtype=jnp.float64)
         for epsilon, factor in ((1.0, 1.0), (1e-300, 1.5 ** (690.8 / 691.8))):
             out, _ = preconditioned_kda(q, k, v, g, beta, fading, 0 * weight, epsilon=epsilon)

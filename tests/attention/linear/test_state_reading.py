@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import draw_inputs, mixer
 from toolkit.attention.linear.engine import reading
@@ -13,7 +14,7 @@ FLOAT64_TOLERANCE = 1e-12
 
 @pytest.mark.parametrize("name", ["linear", "gdn"])  # one reader, and two
 def test_tiles_are_read_as_the_whole(name, monkeypatch):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         row = mixer(name)
         inputs = draw_inputs(row, 1, heads=2, key=32, value=8, dtype=jnp.float64)
         args = [x[:, 0] for x in inputs] + [random_state(row, 2, jnp.float64, key=32)]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit import checking
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
@@ -53,7 +54,7 @@ def assert_same_tokens(got, wanted):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("sliding_window", "capacity"), [(None, 48), (10, 10), (10, 17)])
 def test_pieces_and_steps_equal_the_parallel_form(implementation, sliding_window, capacity):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw(41, np.float64)
         wanted, _ = reference(*inputs, sliding_window=sliding_window)
         prefill = jax.jit(
@@ -75,7 +76,7 @@ def test_pieces_and_steps_equal_the_parallel_form(implementation, sliding_window
 
 @pytest.mark.parametrize("sliding_window", [None, 7])
 def test_steps_with_every_option_equal_the_reference(sliding_window):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw(19, np.float64)
         options = {
             "logits_soft_cap": 2.0,

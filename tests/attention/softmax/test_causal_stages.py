@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import ForgettingCache, PathCache, draw_inputs, mixer
 from toolkit.attention.softmax.rows import CHUNKS_PER_STAGE, ROWS
@@ -23,7 +24,7 @@ def empty(word, time):
 def test_stages_change_neither_values_nor_gradients(word):
     """What continues an empty cache knows no place when it is compiled, and so has one stage."""
     row = mixer(word)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw_inputs(row, TIME, batch=1, heads=1, key=4, value=2, dtype=jnp.float64)
         documents = jnp.searchsorted(jnp.array([700, 1111]), jnp.arange(TIME), side="right")[None]
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     ForgettingCache,
@@ -40,7 +41,7 @@ def by_matrices(q, k, v, g):
 @pytest.mark.parametrize("key_heads", [2, 4])
 @pytest.mark.parametrize("form", ["dense", "chunked"])
 def test_it_is_the_equation_of_the_paper(form, key_heads):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, g = drawn(LONG if form == "chunked" else 21, heads=4, dtype=jnp.float64)
         k, v = k[:, :, :key_heads], v[:, :, :key_heads]
         out, _ = forgetting_attention(q, k, v, g, implementation=form)
@@ -61,7 +62,7 @@ def test_decays_keep_their_digits_after_all_that_was_forgotten():
     q, k, v, g = drawn(LONG)
     g = g.at[:, : LONG // 2].add(-3e4)
     out, _ = forgetting_attention(q, k, v, g)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         exact = [x.astype(jnp.float64) for x in (q, k, v, g)]
         wanted = np.asarray(forgetting_attention(*exact)[0])
     np.testing.assert_allclose(out, wanted, rtol=FLOAT32_TOLERANCE, atol=FLOAT32_TOLERANCE)

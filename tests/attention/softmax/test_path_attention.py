@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     PathCache,
@@ -46,7 +47,7 @@ def one_by_one(q, k, v, w, beta, *, is_reversed=False):
 
 @pytest.mark.parametrize("key_heads", [2, 4])
 def test_it_is_the_equation_of_the_paper(key_heads):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, w, beta = drawn(LONG, heads=4, dtype=jnp.float64)
         k, v, w, beta = (x[:, :, :key_heads] for x in (k, v, w, beta))
         out, _ = path_attention(q, k, v, w, beta)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import AxisType, PartitionSpec
 
 from toolkit.attention.softmax.reference import softmax_attention_reference
@@ -64,7 +65,7 @@ def assert_close(got, wanted, tolerance):
     ],
 )
 def test_value_and_gradient_in_float64(implementation, time, options):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = draw(time, np.float64)
         got = output_and_gradient(
             partial(softmax_attention, implementation=implementation), *inputs, **options

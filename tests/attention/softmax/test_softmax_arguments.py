@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -112,7 +113,7 @@ MANY = settings(FEW, max_examples=8, suppress_health_check=list(HealthCheck))
 @settings(FEW, suppress_health_check=list(HealthCheck))
 @given(calls())
 def test_any_combination_is_the_equation(call):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         holds(call)
 
 
@@ -120,7 +121,7 @@ def test_any_combination_is_the_equation(call):
 @MANY
 @given(calls())
 def test_many_combinations_are_the_equation(call):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         holds(call)
 
 
@@ -160,7 +161,7 @@ def everything(time, keys, key_heads=2):
 def test_derivatives_of_any_mode_are_the_equations(mode, form):
     """Longer than the chunks in which second derivatives go."""
     time = 20 if mode == "forward" else 140
-    with jax.enable_x64(True):
+    with enable_x64(True):
         arrays, options = everything(time, time + 10)
         direction = jax.tree.map(
             lambda x: jnp.cos(jnp.arange(x.size * 1.0)).reshape(x.shape), arrays
@@ -319,7 +320,7 @@ def test_bad_arguments_are_refused_in_words(number):
 def test_rescaling_less_often_changes_nothing_but_the_count():
     """Scores that grow along the keys, as when attention is to what is near."""
     rows, keys = 50, 170
-    with jax.enable_x64(True):
+    with enable_x64(True):
         scores = numbers(0, rows, keys) + np.linspace(0, 6, keys)
         values = numbers(1, keys, VALUE)
         wanted = jax.nn.softmax(scores, axis=-1) @ values

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from tiers import by_night
 
 from toolkit.attention import softmax_attention, softmax_attention_reference
@@ -51,7 +52,7 @@ def results(function, bias, sinks, **options):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bias_of_minus_infinity_is_a_mask(form, sinks, is_causal):
     sinks = SINKS[sinks]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         bias = numbers(5, 1, HEADS, 1, TIME)
         seen = (jnp.arange(TIME) >= PADDING).reshape(1, 1, 1, TIME)
         if not is_causal:  # padding after the text, too, and queries that see nothing
@@ -88,7 +89,7 @@ def test_what_a_bias_hides_never_shows(form):
 @pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.int64, np.uint64])
 def test_lengths_and_places_out_of_range_are_the_nearest_in_it(form, dtype):
     """Cast to 32 bits as they are, 2**32 + 1 would count one token and 2**63 none."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v = (numbers(seed, 3, TIME, HEADS, KEY) for seed in range(3))
         info = np.iinfo(dtype)
         far = np.array([info.min, 5, min(info.max, 2**32 + 1)], dtype)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import (
     CompressedCache,
@@ -53,7 +54,7 @@ def assert_close(found, wanted):
 
 @pytest.mark.slow
 def test_grouped_heads_and_sinks_in_both_forms_equal_the_equation():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = grouped("csa")
         sinks = jnp.asarray(np.random.default_rng(1).standard_normal(8))
         reference = partial(compressed_sparse_attention_reference, **COMPRESSED)
@@ -69,7 +70,7 @@ def test_grouped_heads_and_sinks_in_both_forms_equal_the_equation():
 
 
 def test_all_entries_are_read_where_none_are_selected():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = grouped("csa")
         how = {name: COMPRESSED[name] for name in ("block_size", "sliding_window")}
         heavy, _ = heavily_compressed_attention(*inputs[:5], **how)
@@ -81,7 +82,7 @@ def test_all_entries_are_read_where_none_are_selected():
 
 @pytest.mark.slow
 def test_grouped_heads_of_qwen_sparse_attention_equal_the_equation():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = grouped("qsa")
         wanted = results(partial(qwen_sparse_attention_reference, **QWEN), inputs)
         for form in ("masked", "gathered"):
@@ -96,7 +97,7 @@ def test_grouped_steps_equal_one_pass(name):
         "csa": (compressed_sparse_attention, compressed_sparse_attention_step, COMPRESSED),
         "qsa": (qwen_sparse_attention, qwen_sparse_attention_step, QWEN),
     }[name]
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs, row = grouped(name), mixer(name, **how)
         wanted, _ = function(*inputs, **how)
         state = row.empty_state(2, 2, 4, 3, TIME, jnp.float64, **row.options)
@@ -127,7 +128,7 @@ def test_pairs_are_counted_exactly():
 
 @pytest.mark.parametrize("series", [1, 2])
 def test_blocks_are_pooled_in_pieces_as_in_one(series):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         rng, size, block = np.random.default_rng(0), 3, 4
         x, gates = rng.standard_normal((2, 2, TIME, series * size))
         bias = rng.standard_normal((block, series * size))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit import checking
 from toolkit.attention import (
@@ -115,7 +116,7 @@ def assert_close(got, wanted, tolerance=TOLERANCE):
 
 @FORMS
 def test_native_attention_of_grouped_heads(form):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = native_inputs()
         got = value_and_gradients(native_sparse_attention, inputs, implementation=form, **NSA)
         wanted = value_and_gradients(native_sparse_attention_reference, inputs, **NSA)
@@ -138,7 +139,7 @@ def test_deepseek_attention_of_grouped_heads_equals_jax_on_the_selected_sets(for
 
 
 def test_a_selection_that_holds_the_context_is_softmax_attention():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = deepseek_inputs()
         for count in (TIME, 4 * TIME):
             got = value_and_gradients(deepseek_sparse_attention, inputs, selected_tokens=count)
@@ -177,7 +178,7 @@ def test_of_equal_index_scores_the_earliest_tokens_are_read():
 
 def test_blocks_that_are_all_selected_are_full_attention():
     """And so is a window that holds everything."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, *_ = native_inputs()
         closed, open_ = jnp.zeros(q.shape[:3]), jnp.ones(q.shape[:3])
         wanted, _ = softmax_attention(q, k, v)
@@ -212,7 +213,7 @@ def test_a_full_cache_is_an_error_or_nan(name):
 
 def test_values_may_be_a_part_of_their_keys():
     """The cache then holds the keys alone, as of latent attention."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, _, *index = deepseek_inputs()
         inputs = [q, k, k[..., :6], *index]
         wanted, _ = deepseek_sparse_attention(*inputs, selected_tokens=6)
@@ -231,7 +232,7 @@ def test_values_may_be_a_part_of_their_keys():
 
 @pytest.mark.slow
 def test_reference_continues_a_cache():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         inputs = deepseek_inputs()
         wanted, _ = deepseek_sparse_attention_reference(*inputs, selected_tokens=6)
         cache = IndexedCache.empty(2, GROUPS, KEY, VALUE, 5, TIME, jnp.float64)

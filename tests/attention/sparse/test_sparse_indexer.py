@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import indexer_loss
 from toolkit.attention.sparse import index_scores, top_mask
@@ -47,7 +48,7 @@ def naive_loss(q, k, index_q, index_k, weights, documents, count):
 @pytest.mark.parametrize("documents", [None, DOCUMENTS])
 def test_loss_and_gradient(count, documents):
     everything = np.zeros((BATCH, TIME), int) if documents is None else documents
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, *index = inputs()
         ids = None if documents is None else jnp.asarray(documents, jnp.int32)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 
 from toolkit.attention import sparse
 from toolkit.attention.sparse import selected_indices, top_mask
@@ -40,7 +41,7 @@ def test_exactly_the_largest_and_of_equal_ones_the_first(dtype, count):
         ]
     ).astype(dtype)
     visible = random.random(scores.shape) < 0.8
-    with jax.enable_x64(dtype == np.float64):
+    with enable_x64(dtype == np.float64):
         mask = np.asarray(jax.jit(top_mask, static_argnums=2)(scores, visible, count))
         index, filled = selected_indices(jnp.asarray(mask), count)
     np.testing.assert_array_equal(mask, naive_mask(scores, visible, count))
@@ -103,7 +104,7 @@ def test_masked_and_gathered_attention_equal_jax():
 
 
 def test_two_disjoint_selections_merge_by_their_lse():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         q, k, v, mask = some_attention()
         half = jnp.arange(11)[None] < 5
         whole = attend(q, k, v, mask, scale=1.0)

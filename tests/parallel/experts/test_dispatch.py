@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from float64 import enable_x64
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -90,7 +91,7 @@ def test_values_and_gradients_equal_one_device(mesh, name):
 
 @pytest.mark.parametrize("name", ["beside a hidden axis", "gathered"])
 def test_float64_equals_one_device(mesh, name):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         arrays = tuple(map(jnp.asarray, inputs(np.float64)))
         wanted = of_one_device(*arrays)
         found = jax.jit(over(mesh, **LAYOUTS[name]))(*placed(mesh, arrays, LAYOUTS[name]))

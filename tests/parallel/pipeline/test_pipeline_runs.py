@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from float64 import enable_x64
 from jax.sharding import PartitionSpec as P
 
 from toolkit.measure import collectives
@@ -34,7 +35,7 @@ MAKERS = [one_forward_one_backward, *(pytest.param(make, marks=pytest.mark.slow)
 
 @pytest.fixture(autouse=True)
 def _float64():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 

@@ -4,6 +4,7 @@ back; exact in float64 against whole sequences on one device."""
 import jax
 import jax.numpy as jnp
 import pytest
+from float64 import enable_x64
 
 from toolkit.parallel import make_mesh
 from toolkit.parallel.pipeline import Context, Pipeline
@@ -18,7 +19,7 @@ PART = TIME // SLICES
 
 @pytest.fixture(autouse=True)
 def _float64():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 
