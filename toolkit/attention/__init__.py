@@ -149,9 +149,7 @@ from toolkit.attention.linear.delta.preconditioned_kda import (
 )
 from toolkit.attention.linear.delta.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
-from toolkit.attention.linear.engine.levels import (
-    LevelState,
-)
+from toolkit.attention.linear.engine.levels import LevelState
 from toolkit.attention.linear.gated_linear_attention import (
     gated_linear_attention,
     gated_linear_attention_reference,
@@ -170,18 +168,8 @@ from toolkit.attention.linear.log_linear_mamba2 import (
     log_linear_mamba2_step,
 )
 from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
-from toolkit.attention.linear.mamba3 import (
-    Mamba3State,
-    mamba3,
-    mamba3_reference,
-    mamba3_step,
-)
-from toolkit.attention.linear.mesa_net import (
-    MesaState,
-    mesa_net,
-    mesa_net_reference,
-    mesa_net_step,
-)
+from toolkit.attention.linear.mamba3 import Mamba3State, mamba3, mamba3_reference, mamba3_step
+from toolkit.attention.linear.mesa_net import MesaState, mesa_net, mesa_net_reference, mesa_net_step
 from toolkit.attention.linear.retention import (
     retention,
     retention_log_decay,

@@ -74,13 +74,10 @@ def fixed_scale(q: Array, scale: float | Array | None) -> tuple[Array, float]:
 
 @checked
 def attend(
-    q: Float[Array, "queries group key"],
-    k: Float[Array, "*own keys key"],
-    v: Float[Array, "*own keys value"],
-    mask: Bool[Array, "queries keys"],
-    *,
+    q: Float[Array, "queries group key"], k: Float[Array, "*own keys key"],
+    v: Float[Array, "*own keys value"], mask: Bool[Array, "queries keys"], *,
     scale: float,
-) -> Attended:
+) -> Attended:  # fmt: skip
     """Softmax attention of queries to the keys their mask selects, for the heads of one group.
 
         o_t = sum_{i in I_t} softmax_i(scale q_t . k_i) v_i

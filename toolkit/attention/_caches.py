@@ -180,12 +180,9 @@ def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Ar
 
 
 def cut_as_arrays_are(
-    function: Callable[..., tuple[Any, ...]],
-    arrays: Sequence[Any],
-    cache: Any,
-    heads: tuple[int | None, ...],
-    heads_out: tuple[int, ...],
-) -> tuple[Any, ...]:
+    function: Callable[..., tuple[Any, ...]], arrays: Sequence[Any], cache: Any,
+    heads: tuple[int | None, ...], heads_out: tuple[int, ...],
+) -> tuple[Any, ...]:  # fmt: skip
     """Call function(*arrays, cache), whose last output is the new cache.
 
     Where arrays are cut along explicit axes of a mesh, each device takes its own rows and heads;

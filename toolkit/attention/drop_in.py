@@ -17,18 +17,13 @@ from toolkit.attention.linear.gates import unit_length
 
 @checked
 def chunk_gated_delta_rule(
-    query: Float[Array, "batch time heads key"],
-    key: Float[Array, "batch time heads key"],
-    value: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads"],
-    beta: Float[Array, "batch time value_heads"],
-    chunk_size: int = 64,
-    initial_state: State | None = None,
-    use_qk_norm_in_gdn: bool = False,
-    compute_dtype: Any = jnp.bfloat16,
-    *,
+    query: Float[Array, "batch time heads key"], key: Float[Array, "batch time heads key"],
+    value: Float[Array, "batch time value_heads value"], g: Float[Array, "batch time value_heads"],
+    beta: Float[Array, "batch time value_heads"], chunk_size: int = 64,
+    initial_state: State | None = None, use_qk_norm_in_gdn: bool = False,
+    compute_dtype: Any = jnp.bfloat16, *,
     segment_ids: SegmentIds | None = None,
-) -> tuple[Float[Array, "batch time value_heads value"], State | None]:
+) -> tuple[Float[Array, "batch time value_heads value"], State | None]:  # fmt: skip
     r"""`gated_delta_net` in place of MaxText's `jax_chunk_gated_delta_rule`, argument by argument.
 
         S_t = e^(g_t) S_(t-1) + beta_t k_t (v_t - e^(g_t) S_(t-1)^T k_t)^T

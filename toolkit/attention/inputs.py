@@ -171,11 +171,9 @@ class Mixer:
 
 def recurrent(
     *,
-    inputs: tuple[Input, ...],
-    implementations: tuple[str, ...] = ("xla", "scan", "pallas"),
-    transition: Literal["matrix", "diagonal"] | None = "matrix",
-    **columns: Any,
-) -> Mixer:
+    inputs: tuple[Input, ...], implementations: tuple[str, ...] = ("xla", "scan", "pallas"),
+    transition: Literal["matrix", "diagonal"] | None = "matrix", **columns: Any,
+) -> Mixer:  # fmt: skip
     """A row whose state has one size whatever the context, such as a matrix [key, value] per head.
 
     Args:
@@ -224,19 +222,11 @@ def _recurrent_empty_state(batch, heads, key, value, capacity, dtype):
 
 @checked
 def draw_inputs(
-    row: Mixer,
-    time: int,
-    *,
-    batch: int = 2,
-    heads: int = 2,
-    key: int = 16,
-    value: int = 8,
-    steps: int = 2,
-    levels: int = LEVELS,
-    dtype: jnp.dtype | type = jnp.float32,
-    gate_dtype: jnp.dtype | type | None = None,
-    seed: int = 0,
-) -> list[jax.Array]:
+    row: Mixer, time: int, *,
+    batch: int = 2, heads: int = 2, key: int = 16, value: int = 8, steps: int = 2,
+    levels: int = LEVELS, dtype: jnp.dtype | type = jnp.float32,
+    gate_dtype: jnp.dtype | type | None = None, seed: int = 0,
+) -> list[jax.Array]:  # fmt: skip
     """Inputs as a layer would make them: unit keys, mild decays, gates within their ranges.
 
         x = values.of(standard normal numbers)   for each of `row.inputs`

@@ -16,13 +16,6 @@ from toolkit.bench.harness import Case, PlannedCase, Suite, Yardstick, run_case
 from toolkit.bench.suites import SUITES, run_suite_here, run_suites
 
 __all__ = [
-    "SUITES",
-    "Case",
-    "PlannedCase",
-    "Suite",
-    "Yardstick",
-    "agree",
-    "run_case",
-    "run_suite_here",
+    "SUITES", "Case", "PlannedCase", "Suite", "Yardstick", "agree", "run_case", "run_suite_here",
     "run_suites",
-]
+]  # fmt: skip

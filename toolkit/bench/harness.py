@@ -13,14 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.measure import (
-    Record,
-    Timing,
-    UncheckedRatioError,
-    record,
-    speedup,
-    time_contenders,
-)
+from toolkit.measure import Record, Timing, UncheckedRatioError, record, speedup, time_contenders
 from toolkit.measure.timing import ABSENT, PASSED
 
 FRACTION = "fraction of "  # how the record of a yardstick's fraction is named

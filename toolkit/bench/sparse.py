@@ -107,10 +107,7 @@ def _case(name: str, context: int, group: int, cores: int, label: str) -> Case:
     }
     return Case(
         name=label,
-        contenders={
-            mine: _in_turn(lambda q: step(q).out, queries),
-            **peers,
-        },
+        contenders={mine: _in_turn(lambda q: step(q).out, queries), **peers},
         parts={
             "selection, index update included": _in_turn(select, queries),
             "keys and values copied": _in_turn(partial(copying, keys, values), queries),

@@ -30,14 +30,10 @@ SUITES: dict[str, Suite] = {
         "Gated DeltaNet against MaxText's own form in JAX, where MaxText is installed",
     ),
     "softmax": Suite(
-        "toolkit.bench.softmax:cases",
-        (1, 2),
-        "blockwise softmax against jax.nn and torch SDPA",
+        "toolkit.bench.softmax:cases", (1, 2), "blockwise softmax against jax.nn and torch SDPA"
     ),
     "decode": Suite(
-        "toolkit.bench.mixers.steps:decode_cases",
-        (2,),
-        "one token of decoding against torch SDPA",
+        "toolkit.bench.mixers.steps:decode_cases", (2,), "one token of decoding against torch SDPA"
     ),
     "latent": Suite(
         "toolkit.bench.mixers.steps:latent_cases",
@@ -50,9 +46,7 @@ SUITES: dict[str, Suite] = {
         "a step of every sparse decoder against the dense one, 16k to 128k",
     ),
     "experts": Suite(
-        "toolkit.bench.experts:cases",
-        (2,),
-        "forms of a mixture of experts against ragged_dot",
+        "toolkit.bench.experts:cases", (2,), "forms of a mixture of experts against ragged_dot"
     ),
     "exits": Suite(
         "toolkit.bench.exits:cases",
@@ -60,9 +54,7 @@ SUITES: dict[str, Suite] = {
         "early exits and mixtures of recursions, trained first: tokens per second against loss",
     ),
     "looped": Suite(
-        "toolkit.bench.looped:cases",
-        (2,),
-        "looped models: decoding at 8k, training steps, writing",
+        "toolkit.bench.looped:cases", (2,), "looped models: decoding at 8k, training steps, writing"
     ),
     "serving": Suite(
         "toolkit.bench.serving:cases",

@@ -21,14 +21,6 @@ from toolkit.conversion.student import STARTABLE, student_from
 from toolkit.conversion.upcycling import upcycled
 
 __all__ = [
-    "STARTABLE",
-    "Conversion",
-    "ConversionPlan",
-    "alignment_losses",
-    "convert",
-    "loop_weights",
-    "restoration_benefits",
-    "student_from",
-    "top_k_divergence",
-    "upcycled",
-]
+    "STARTABLE", "Conversion", "ConversionPlan", "alignment_losses", "convert", "loop_weights",
+    "restoration_benefits", "student_from", "top_k_divergence", "upcycled",
+]  # fmt: skip

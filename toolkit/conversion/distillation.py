@@ -105,10 +105,7 @@ def divergence_by_loop(
     def divergence(hidden):
         of_teacher, of_student = hidden
         each = top_k_divergence(
-            teacher.head(of_teacher),
-            student.head(of_student),
-            top_k=top_k,
-            temperature=temperature,
+            teacher.head(of_teacher), student.head(of_student), top_k=top_k, temperature=temperature
         )
         return mean_where_asked(each, targets)
 

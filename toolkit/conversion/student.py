@@ -179,11 +179,7 @@ def _started(mixer: Any, attention: Any) -> Any:
         taps = mixer.convolution.kernel
         set_value(taps, jnp.zeros_like(taps[...]).at[-1].set(1.0))
     else:
-        for projection, kernel in (
-            (mixer.query, query),
-            (mixer.key, key),
-            (mixer.value, value),
-        ):
+        for projection, kernel in ((mixer.query, query), (mixer.key, key), (mixer.value, value)):
             set_value(projection.kernel, kernel)
     set_value(mixer.output.kernel, attention.output.kernel[...])
     return mixer

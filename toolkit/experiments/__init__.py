@@ -45,25 +45,8 @@ from toolkit.experiments.kit.runner import run_experiment, show_recorded
 from toolkit.experiments.kit.verdicts import Claim, Verdict, above, below, power
 
 __all__ = [
-    "EXPERIMENTS",
-    "Claim",
-    "Column",
-    "Comparison",
-    "Experiment",
-    "MissingResultError",
-    "Results",
-    "Run",
-    "Stopped",
-    "Verdict",
-    "Workspace",
-    "above",
-    "below",
-    "load_comparison",
-    "load_experiment",
-    "power",
-    "result_table",
-    "run_comparison",
-    "run_experiment",
-    "show_comparison",
-    "show_recorded",
-]
+    "EXPERIMENTS", "Claim", "Column", "Comparison", "Experiment", "MissingResultError", "Results",
+    "Run", "Stopped", "Verdict", "Workspace", "above", "below", "load_comparison",
+    "load_experiment", "power", "result_table", "run_comparison", "run_experiment",
+    "show_comparison", "show_recorded",
+]  # fmt: skip

@@ -37,22 +37,6 @@ from toolkit.figures.style import (
 from toolkit.measure import in_words, short
 
 __all__ = [
-    "ACCENT",
-    "FAINT",
-    "GRID",
-    "INK",
-    "LOOKS",
-    "SIGNED",
-    "STYLE",
-    "WEIGHTS",
-    "Look",
-    "Picture",
-    "in_words",
-    "log_axes",
-    "look",
-    "new_figure",
-    "save_figure",
-    "short",
-    "style",
-    "use_size",
-]
+    "ACCENT", "FAINT", "GRID", "INK", "LOOKS", "SIGNED", "STYLE", "WEIGHTS", "Look", "Picture",
+    "in_words", "log_axes", "look", "new_figure", "save_figure", "short", "style", "use_size",
+]  # fmt: skip

@@ -22,11 +22,7 @@ from toolkit.language.documents import read_documents, write_tokens
 from toolkit.language.export import export_language_model
 from toolkit.language.load import load_language_model
 from toolkit.language.losses import next_byte_loss
-from toolkit.language.pipelines import (
-    LanguagePipeline,
-    pipeline_batch,
-    pipeline_language_model,
-)
+from toolkit.language.pipelines import LanguagePipeline, pipeline_batch, pipeline_language_model
 from toolkit.language.run import TrainedModel, TrainingRun
 from toolkit.language.tokens import (
     SpecialTokens,
@@ -38,20 +34,8 @@ from toolkit.language.train import train_language_model
 from toolkit.language.write import stream_text
 
 __all__ = [
-    "LanguagePipeline",
-    "SpecialTokens",
-    "TrainedModel",
-    "TrainingRun",
-    "export_language_model",
-    "find_special_tokens",
-    "find_tokenizer",
-    "load_language_model",
-    "load_tokenizer",
-    "next_byte_loss",
-    "pipeline_batch",
-    "pipeline_language_model",
-    "read_documents",
-    "stream_text",
-    "train_language_model",
-    "write_tokens",
-]
+    "LanguagePipeline", "SpecialTokens", "TrainedModel", "TrainingRun", "export_language_model",
+    "find_special_tokens", "find_tokenizer", "load_language_model", "load_tokenizer",
+    "next_byte_loss", "pipeline_batch", "pipeline_language_model", "read_documents", "stream_text",
+    "train_language_model", "write_tokens",
+]  # fmt: skip

@@ -9,13 +9,7 @@ from toolkit._checks import checked
 from toolkit.language.cores import read_run
 from toolkit.language.run import TrainingRun
 from toolkit.language.start import parts_of
-from toolkit.looped import (
-    LoopedConfig,
-    LoopedLM,
-    load_checkpoint,
-    load_model,
-    parameter_count,
-)
+from toolkit.looped import LoopedConfig, LoopedLM, load_checkpoint, load_model, parameter_count
 from toolkit.looped.checkpoints.hub import PUBLISHED
 from toolkit.training import Checkpoints, TrainState, evaluation_params
 

@@ -11,12 +11,7 @@ from toolkit.looped.feed_forward import FEED_FORWARDS, MIXTURES
 from toolkit.looped.layers import NormKind
 from toolkit.looped.loops.windows import parsed_windows
 from toolkit.looped.mixing import LAYERS
-from toolkit.looped.mixing.layer import (
-    LayerConfig,
-    LayerOptions,
-    OptionsByWord,
-    check_numbers,
-)
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, OptionsByWord, check_numbers
 from toolkit.looped.recursion.routing import check_recursion
 from toolkit.looped.residual.checks import check_connections
 

@@ -268,11 +268,7 @@ class LoopedLM(nnx.Module):
         return h if self.leaving is None else self.leaving(h)
 
     def run_loops(
-        self,
-        body: Callable[[int, Any, LoopRow], tuple[Any, Any]],
-        h: Any,
-        *,
-        remat: bool = False,
+        self, body: Callable[[int, Any, LoopRow], tuple[Any, Any]], h: Any, *, remat: bool = False
     ) -> tuple[Any, tuple[Any, ...]]:
         """Run body(loop, h, row) for every loop, as `run_rows`; its other results come per loop."""
         return run_rows(self.config, self.loop_rows(), body, h, remat=remat)

@@ -118,12 +118,7 @@ def back_loaded(
 
 @checked
 def random_placement(
-    layers: int,
-    cheap: str,
-    expensive: str = "full",
-    *,
-    seed: int,
-    ratio: tuple[int, int] = (4, 1),
+    layers: int, cheap: str, expensive: str = "full", *, seed: int, ratio: tuple[int, int] = (4, 1)
 ) -> str:
     """The expensive layers at random places. Arguments as `interleave`.
 
@@ -164,9 +159,7 @@ def by_loop(parts: Sequence[str]) -> str:
 
 @checked
 def vote(
-    model: LoopedLM,
-    tokens: Int[Array, "batch time"],
-    placements: Sequence[str],
+    model: LoopedLM, tokens: Int[Array, "batch time"], placements: Sequence[str]
 ) -> Float[Array, "batch time vocabulary"]:
     """Average a model's logits over several placements of its windows.
 

@@ -82,9 +82,7 @@ def hardware(*, measure: bool = False) -> Hardware:
     if not measure:
         return found
     return replace(
-        found,
-        matmul_flops_per_second=matmul_rate(),
-        memory_bytes_per_second=memory_bandwidth(),
+        found, matmul_flops_per_second=matmul_rate(), memory_bytes_per_second=memory_bandwidth()
     )
 
 

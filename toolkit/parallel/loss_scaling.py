@@ -21,9 +21,7 @@ class LossScaleState(NamedTuple):
 
 
 def with_loss_scale(
-    optimizer: optax.GradientTransformation,
-    *,
-    grow_after: int = GROW_AFTER,
+    optimizer: optax.GradientTransformation, *, grow_after: int = GROW_AFTER
 ) -> optax.GradientTransformationExtraArgs:
     """An optimiser that skips updates with infinite gradients, and adapts the scale of the loss.
 

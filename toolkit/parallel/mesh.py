@@ -14,10 +14,7 @@ _AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 @checked
 def make_mesh(
-    axes: Mapping[str, int],
-    *,
-    axis_type: str = "auto",
-    devices: Sequence[jax.Device] | None = None,
+    axes: Mapping[str, int], *, axis_type: str = "auto", devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
     """Arrange devices in a grid with named axes.
 

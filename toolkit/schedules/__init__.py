@@ -34,12 +34,7 @@ On links that messages and collectives share (`links.py`):
 * `fair_rates`: the rates of transfers that share links
 """
 
-from toolkit.schedules.chunked_orders import (
-    breadth_first,
-    dual_pipe_v,
-    interleaved,
-    zero_bubble_v,
-)
+from toolkit.schedules.chunked_orders import breadth_first, dual_pipe_v, interleaved, zero_bubble_v
 from toolkit.schedules.links import (
     SharedTimeline,
     Transfer,
@@ -48,37 +43,13 @@ from toolkit.schedules.links import (
     simulate_on_links,
     stage_messages,
 )
-from toolkit.schedules.orders import (
-    gpipe,
-    one_forward_one_backward,
-    zero_bubble_h1,
-    zero_bubble_h2,
-)
+from toolkit.schedules.orders import gpipe, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
 from toolkit.schedules.schedule import Schedule, Task, faults, from_csv, to_csv
 from toolkit.schedules.simulation import Durations, Span, Timeline, simulate
 
 __all__ = [
-    "Durations",
-    "Schedule",
-    "SharedTimeline",
-    "Span",
-    "Task",
-    "Timeline",
-    "Transfer",
-    "breadth_first",
-    "dual_pipe_v",
-    "fair_rates",
-    "faults",
-    "from_csv",
-    "gpipe",
-    "gradient_sums",
-    "interleaved",
-    "one_forward_one_backward",
-    "simulate",
-    "simulate_on_links",
-    "stage_messages",
-    "to_csv",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zero_bubble_v",
-]
+    "Durations", "Schedule", "SharedTimeline", "Span", "Task", "Timeline", "Transfer",
+    "breadth_first", "dual_pipe_v", "fair_rates", "faults", "from_csv", "gpipe", "gradient_sums",
+    "interleaved", "one_forward_one_backward", "simulate", "simulate_on_links", "stage_messages",
+    "to_csv", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v",
+]  # fmt: skip

@@ -10,12 +10,7 @@ from typing import NamedTuple
 
 from toolkit._checks import checked
 
-KINDS = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-}
+KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
 class Task(NamedTuple):

@@ -84,11 +84,7 @@ class Run(NamedTuple, Generic[AnyTimed]):
 
 @checked
 def attainment(
-    run: Run,
-    *,
-    first_token: float = np.inf,
-    per_token: float = np.inf,
-    largest_gap: float = np.inf,
+    run: Run, *, first_token: float = np.inf, per_token: float = np.inf, largest_gap: float = np.inf
 ) -> float:
     """The share of requests that keep all bounds; a request of one token has no gaps to bound.
 

@@ -140,10 +140,7 @@ def make_train_step(
 
 @checked
 def make_evaluation(
-    loss_fn: Callable[..., Float[Array, ""]],
-    batches: Batch,
-    *,
-    compute_dtype: Any = None,
+    loss_fn: Callable[..., Float[Array, ""]], batches: Batch, *, compute_dtype: Any = None
 ) -> Callable[..., float]:
     """Build params -> mean loss over fixed batches, for instance those of `evaluation_batches`.
 

@@ -64,12 +64,9 @@ class Cut(NamedTuple):
 
 
 def over_cores(
-    cores: Mesh | None,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    heads: tuple[int | None, ...],
-    heads_out: tuple[int | None, ...] | int,
-) -> Any:
+    cores: Mesh | None, function: Callable[..., Any], arguments: tuple[Any, ...],
+    heads: tuple[int | None, ...], heads_out: tuple[int | None, ...] | int,
+) -> Any:  # fmt: skip
     """Run function(*arguments) inside `jax.jit`, each device on a share of the batch or the heads.
 
     Arrays with explicit axes determine the cut; otherwise the batch is cut if the cores divide it,

@@ -32,35 +32,14 @@ from toolkit.attention.latent.bases import (
 from toolkit.attention.latent.cache import LatentCache
 from toolkit.attention.latent.config import PRESETS, LatentConfig, Yarn
 from toolkit.attention.latent.mla import mla, mla_step
-from toolkit.attention.latent.report import (
-    SlicingReport,
-    least_squares_multipliers,
-    slicing_report,
-)
+from toolkit.attention.latent.report import SlicingReport, least_squares_multipliers, slicing_report
 from toolkit.attention.latent.slices import LatentSlices, energy_shares, slice_latents
 from toolkit.attention.latent.tpla import tpla, tpla_reference, tpla_step
 from toolkit.attention.latent.weights import LatentWeights
 
 __all__ = [
-    "PRESETS",
-    "LatentCache",
-    "LatentConfig",
-    "LatentSlices",
-    "LatentWeights",
-    "SlicingReport",
-    "Yarn",
-    "calibration_latents",
-    "energy_shares",
-    "fold",
-    "hadamard_basis",
-    "least_squares_multipliers",
-    "mla",
-    "mla_step",
-    "principal_basis",
-    "random_basis",
-    "slice_latents",
-    "slicing_report",
-    "tpla",
-    "tpla_reference",
-    "tpla_step",
-]
+    "PRESETS", "LatentCache", "LatentConfig", "LatentSlices", "LatentWeights", "SlicingReport",
+    "Yarn", "calibration_latents", "energy_shares", "fold", "hadamard_basis",
+    "least_squares_multipliers", "mla", "mla_step", "principal_basis", "random_basis",
+    "slice_latents", "slicing_report", "tpla", "tpla_reference", "tpla_step",
+]  # fmt: skip

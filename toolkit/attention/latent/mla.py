@@ -37,14 +37,10 @@ Form = Literal["expanded", "absorbed"]
 
 @checked
 def mla(
-    x: Float[Array, "batch time width"],
-    weights: LatentWeights,
-    config: LatentConfig,
-    *,
-    form: Form = "expanded",
-    segment_ids: SegmentIds | None = None,
+    x: Float[Array, "batch time width"], weights: LatentWeights, config: LatentConfig, *,
+    form: Form = "expanded", segment_ids: SegmentIds | None = None,
     initial_state: LatentCache | None = None,
-) -> tuple[Float[Array, "batch time width"], LatentCache | None]:
+) -> tuple[Float[Array, "batch time width"], LatentCache | None]:  # fmt: skip
     """Multi-head latent attention over a sequence, causal, from stream to stream.
 
         y_i = sum_h O_h V_h sum_{j <= i} softmax_j(scale (q_hi . K_h c_j + p_hi . r_j)) c_j
@@ -95,13 +91,10 @@ def _mla(x, weights, segment_ids, initial_state, *, config, form):
 
 @checked
 def mla_step(
-    x_t: Float[Array, "batch width"],
-    weights: LatentWeights,
-    cache: LatentCache,
-    config: LatentConfig,
-    *,
+    x_t: Float[Array, "batch width"], weights: LatentWeights, cache: LatentCache,
+    config: LatentConfig, *,
     implementation: Implementation | None = None,
-) -> tuple[Float[Array, "batch width"], LatentCache]:
+) -> tuple[Float[Array, "batch width"], LatentCache]:  # fmt: skip
     """Append one token to the cache and attend to all tokens in it, in the absorbed form.
 
         y = sum_h O_h V_h sum_j softmax_j(scale (K_h^T q_h . c_j + p_h . r_j)) c_j
@@ -146,12 +139,9 @@ def _step(x_t, weights, cache, *, config, implementation):
 
 
 def attend_latents_step(
-    made: Projected,
-    weights: Any,
-    cache: LatentCache,
-    scale: float,
+    made: Projected, weights: Any, cache: LatentCache, scale: float,
     implementation: Implementation | None,
-) -> Float[Array, "batch heads value"]:
+) -> Float[Array, "batch heads value"]:  # fmt: skip
     """Softmax of one query per head over the filled slots, before the output projection."""
     q = absorbed_queries(made, weights)
     arrays = q, made.rope_queries, cache.latents, cache.rope_keys, cache.length

@@ -42,12 +42,9 @@ class SlicingReport(NamedTuple):
 
 @checked
 def slicing_report(
-    x: Float[Array, "batch time width"],
-    sliced: LatentSlices,
-    config: LatentConfig,
-    *,
+    x: Float[Array, "batch time width"], sliced: LatentSlices, config: LatentConfig, *,
     norm: Norm = "sliced",
-) -> SlicingReport:
+) -> SlicingReport:  # fmt: skip
     """Compare every slice's softmax, and their sum's output, with the layer's.
 
         KL(p || p_i) = sum_j p_j log(p_j / p_ij)
@@ -96,12 +93,9 @@ def _compare(x, sliced, *, config, norm):
 
 @checked
 def least_squares_multipliers(
-    x: Float[Array, "batch time width"],
-    sliced: LatentSlices,
-    config: LatentConfig,
-    *,
+    x: Float[Array, "batch time width"], sliced: LatentSlices, config: LatentConfig, *,
     is_per_head: bool = False,
-) -> Float[Array, "slices heads"]:
+) -> Float[Array, "slices heads"]:  # fmt: skip
     """The multipliers by which each slice's scores come nearest to the true ones.
 
         m_i = sum(s s_i) / sum(s_i^2)        s, s_i: scores without position, less a query's mean

@@ -117,13 +117,10 @@ class Slice(NamedTuple):
 
 @checked
 def slice_latents(
-    weights: LatentWeights,
-    slices: int,
-    *,
+    weights: LatentWeights, slices: int, *,
     shares: Float[Array, "slices"] | np.ndarray | None = None,
-    multipliers: str | Float[Array, "slices *heads"] = "one",
-    shared: int = 0,
-) -> LatentSlices:
+    multipliers: str | Float[Array, "slices *heads"] = "one", shared: int = 0,
+) -> LatentSlices:  # fmt: skip
     """Cut a folded layer along its latents.
 
         slice i: features i latent/slices to (i + 1) latent/slices;
@@ -244,10 +241,7 @@ def _multipliers(wanted: Any, shares: np.ndarray, heads: int) -> np.ndarray:
 
 
 def slice_of(
-    x: Float[Array, "*tokens width"],
-    part: Slice,
-    config: LatentConfig,
-    square_sum: Any = None,
+    x: Float[Array, "*tokens width"], part: Slice, config: LatentConfig, square_sum: Any = None
 ) -> Float[Array, "*tokens slice"]:
     """The normalised latents of one slice; with the `square_sum` of all features, exactly."""
     if part.basis is not None:  # the whole latent is known, and with it its norm
@@ -266,13 +260,10 @@ def squares(x: Float[Array, "*tokens width"], part: Slice) -> Float[Array, "*tok
 
 
 def project_slices(
-    x: Float[Array, "*tokens width"],
-    sliced: LatentSlices,
-    positions: Int[Array, "*tokens"],
-    config: LatentConfig,
-    *,
+    x: Float[Array, "*tokens width"], sliced: LatentSlices, positions: Int[Array, "*tokens"],
+    config: LatentConfig, *,
     norm: Norm,
-) -> Projected:
+) -> Projected:  # fmt: skip
     """Queries, latents of all slices side by side, and rotary keys of tokens."""
     parts = [sliced.part(number) for number in range(sliced.slices)]
     total: Any = None

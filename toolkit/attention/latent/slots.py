@@ -28,15 +28,12 @@ sum."""
 
 
 def attend_slots(
-    q: Float[Array, "batch heads latent"],
-    rope_q: Float[Array, "batch heads rope"],
-    latents: Float[Array, "batch slots latent"],
-    rope_keys: Float[Array, "batch slots rope"],
-    filled: Int[Array, " batch"],
-    *,
+    q: Float[Array, "batch heads latent"], rope_q: Float[Array, "batch heads rope"],
+    latents: Float[Array, "batch slots latent"], rope_keys: Float[Array, "batch slots rope"],
+    filled: Int[Array, " batch"], *,
     scale: float,
     implementation: Implementation | None = None,
-) -> Attended:
+) -> Attended:  # fmt: skip
     """Outputs, and the log of the sum of exponentials, in the precision of sums."""
 
     def form(name: str) -> Callable[..., Attended]:
@@ -60,14 +57,9 @@ def _xla(scale: float, *arrays: Array) -> Attended:
 
 
 def attend_visible(
-    q: Array,
-    rope_q: Array,
-    latents: Array,
-    rope_keys: Array,
-    visible: Bool[Array, "batch slots"],
-    scale: float,
-    completed: Callable[[Array], Array] = lambda scores: scores,
-) -> Attended:
+    q: Array, rope_q: Array, latents: Array, rope_keys: Array, visible: Bool[Array, "batch slots"],
+    scale: float, completed: Callable[[Array], Array] = lambda scores: scores,
+) -> Attended:  # fmt: skip
     """The same over all visible slots at once; `completed` adds the other part of the scores."""
     scores = completed(dot_slots(q, latents, visible)) + dot_slots(rope_q, rope_keys, visible)
     p, total, lse = masked_softmax(scale * scores, visible[:, None])

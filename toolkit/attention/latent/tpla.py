@@ -64,14 +64,9 @@ class SliceScores(NamedTuple):
 
 @checked
 def tpla_reference(
-    x: Float[Array, "batch time width"],
-    sliced: LatentSlices,
-    config: LatentConfig,
-    *,
-    norm: Norm = "sliced",
-    softmax: Softmax = "sliced",
-    prompt: int = 0,
-) -> Float[Array, "batch time width"]:
+    x: Float[Array, "batch time width"], sliced: LatentSlices, config: LatentConfig, *,
+    norm: Norm = "sliced", softmax: Softmax = "sliced", prompt: int = 0,
+) -> Float[Array, "batch time width"]:  # fmt: skip
     """The equation of TPLA: the oracle of `tpla` and of the sharded program.
 
         y = sum_i sum_h O_h V_h,i sum_j softmax_j(scale (m_i q_h . K_h,i c_ij + p_h . r_j)) c_ij
@@ -148,15 +143,11 @@ def slice_scores(
 
 @checked
 def tpla(
-    x: Float[Array, "batch time width"],
-    sliced: LatentSlices,
-    config: LatentConfig,
-    *,
+    x: Float[Array, "batch time width"], sliced: LatentSlices, config: LatentConfig, *,
     norm: Norm = "sliced",
-    form: Form = "absorbed",
-    segment_ids: SegmentIds | None = None,
+    form: Form = "absorbed", segment_ids: SegmentIds | None = None,
     initial_state: LatentCache | None = None,
-) -> tuple[Float[Array, "batch time width"], LatentCache | None]:
+) -> tuple[Float[Array, "batch time width"], LatentCache | None]:  # fmt: skip
     """TPLA over a sequence on one device: every query attends with every slice's softmax.
 
         y = sum_i sum_h O_h V_h,i sum_j softmax_j(scale (m_i q_h . K_h,i c_ij + p_h . r_j)) c_ij
@@ -202,14 +193,11 @@ def _tpla(x, sliced, segment_ids, initial_state, *, config, norm, form):
 
 @checked
 def tpla_step(
-    x_t: Float[Array, "batch width"],
-    sliced: LatentSlices,
-    cache: LatentCache,
-    config: LatentConfig,
-    *,
+    x_t: Float[Array, "batch width"], sliced: LatentSlices, cache: LatentCache,
+    config: LatentConfig, *,
     norm: Norm = "sliced",
     implementation: Implementation | None = None,
-) -> tuple[Float[Array, "batch width"], LatentCache]:
+) -> tuple[Float[Array, "batch width"], LatentCache]:  # fmt: skip
     """One token of `tpla`: append it to the cache and attend with every slice's softmax.
 
     Arguments as `tpla`, without the time axis; `cache` holds the tokens before this one, and:

@@ -37,19 +37,12 @@ Weight = Float[Array, "batch value_heads levels"]
 @checked
 @compiled
 def log_linear_mamba2(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    dt: shapes.TimeSteps,
-    weights: Weights,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays, dt: shapes.TimeSteps,
+    weights: Weights, *,
     scale: float = 1.0,
-    initial_state: LevelState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: Literal["xla"] | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[shapes.Values, LevelState]:
+    initial_state: LevelState | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: Literal["xla"] | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[shapes.Values, LevelState]:  # fmt: skip
     r"""Mix tokens through states of spans that double, one decay per head.
 
         o_t = scale sum_(s <= t) w_(t, level(s, t)) e^(g_(s+1) + ... + g_t) dt_s (q_t . k_s) v_s
@@ -87,17 +80,11 @@ def log_linear_mamba2(
 
 @checked
 def log_linear_mamba2_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    dt: shapes.TimeSteps,
-    weights: Weights,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays, dt: shapes.TimeSteps,
+    weights: Weights, *,
     scale: float = 1.0,
-    initial_state: LevelState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.Values, LevelState]:
+    initial_state: LevelState | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.Values, LevelState]:  # fmt: skip
     r"""The equation of `log_linear_mamba2`, token by token: slow, and the oracle.
 
     Arguments as `log_linear_mamba2`.
@@ -127,16 +114,10 @@ def log_linear_mamba2_reference(
 @checked
 @compiled
 def log_linear_mamba2_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    dt_t: shapes.TimeStep,
-    weights_t: Weight,
-    state: LevelState,
-    *,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    dt_t: shapes.TimeStep, weights_t: Weight, state: LevelState, *,
     scale: float = 1.0,
-) -> tuple[shapes.Value, LevelState]:
+) -> tuple[shapes.Value, LevelState]:  # fmt: skip
     r"""Decode one token: levels merge as a binary counter carries, then all decay and are read.
 
         S_l <- e^g S_l,   S_0 <- dt k v^T,   o = scale sum_l w_l S_l^T q

@@ -73,20 +73,12 @@ class Mamba3State:
 @checked
 @compiled
 def mamba3(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    dt: shapes.TimeSteps,
-    mix: Mixes,
-    angle: Angles,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays, dt: shapes.TimeSteps,
+    mix: Mixes, angle: Angles, *,
     scale: float = 1.0,
-    initial_state: Mamba3State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: Literal["xla", "scan"] | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[shapes.Values, Mamba3State]:
+    initial_state: Mamba3State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: Literal["xla", "scan"] | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[shapes.Values, Mamba3State]:  # fmt: skip
     r"""Mix tokens through a state space of second order whose state turns.
 
         H_t = e^(g_t) (H_(t-1) + (1 - mix_t) dt_t k_(t-1) v_(t-1)^T) + mix_t dt_t k_t v_t^T
@@ -166,12 +158,9 @@ def _angles(angle: Array, earlier: Array, starts: Array | None) -> Array:
 
 
 def _share(
-    form: Any,
-    chunk: int | None,
-    tokens: Tokens,
-    initial_state: Mamba3State | None,
-    segment_ids: shapes.SegmentIds | None,
-) -> tuple[Array, Mamba3State]:
+    form: Any, chunk: int | None, tokens: Tokens,
+    initial_state: Mamba3State | None, segment_ids: shapes.SegmentIds | None,
+) -> tuple[Array, Mamba3State]:  # fmt: skip
     """The trapezoid as a sum: what is behind a token enters with both its weights, and the token
     itself beside the state, so that no output reads a later token."""
     tokens = own_keys(tokens)
@@ -210,18 +199,11 @@ def _share(
 
 @checked
 def mamba3_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    dt: shapes.TimeSteps,
-    mix: Mixes,
-    angle: Angles,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays, dt: shapes.TimeSteps,
+    mix: Mixes, angle: Angles, *,
     scale: float = 1.0,
-    initial_state: Mamba3State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.Values, Mamba3State]:
+    initial_state: Mamba3State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.Values, Mamba3State]:  # fmt: skip
     r"""The equation of `mamba3`, token by token: slow, and the oracle.
 
     Arguments as `mamba3`.
@@ -251,17 +233,10 @@ def mamba3_reference(
 @checked
 @compiled
 def mamba3_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    dt_t: shapes.TimeStep,
-    mix_t: Mix,
-    angle_t: Angle,
-    state: Mamba3State,
-    *,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    dt_t: shapes.TimeStep, mix_t: Mix, angle_t: Angle, state: Mamba3State, *,
     scale: float = 1.0,
-) -> tuple[shapes.Value, Mamba3State]:
+) -> tuple[shapes.Value, Mamba3State]:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         H <- e^g (H + (1 - mix) dt k' v'^T) + mix dt k v^T,   o = scale H^T q

@@ -120,12 +120,9 @@ def _above_zero(penalty: Array) -> Array:
 
 
 def _share(
-    iterations: int,
-    chunk: int | None,
-    tokens: Tokens,
-    initial_state: MesaState | None,
-    segment_ids: shapes.SegmentIds | None,
-) -> tuple[Array, MesaState]:
+    iterations: int, chunk: int | None, tokens: Tokens,
+    initial_state: MesaState | None, segment_ids: shapes.SegmentIds | None,
+) -> tuple[Array, MesaState]:  # fmt: skip
     tokens = own_keys(tokens)
     _, k, v, *_ = arrays = tokens.arrays
     batch, time, heads, value = v.shape

@@ -68,15 +68,9 @@ class KiviCache:
     @classmethod
     @checked
     def of(
-        cls,
-        keys: HeldKeys,
-        values: HeldValues,
-        length: Int[Array, "batch"],
-        *,
-        bits: int = 2,
-        group: TokenCount = 32,
-        recent: TokenCount = 128,
-    ) -> "KiviCache":
+        cls, keys: HeldKeys, values: HeldValues, length: Int[Array, "batch"], *,
+        bits: int = 2, group: TokenCount = 32, recent: TokenCount = 128,
+    ) -> "KiviCache":  # fmt: skip
         """Round a prompt's keys and values [batch, heads, capacity, size].
 
         `recent` is a multiple of `group` and divides the capacity; `group` divides the values.

@@ -117,8 +117,7 @@ def _items(platform: str, is_rehearsal: bool, rounds: int = 7) -> Iterator[Item]
         yield Item(name, lambda check=check, name=name: _checked_kernel(check, name))
     for case in _cases(platform, is_rehearsal):
         yield Item(
-            case.name,
-            lambda case=case: run_case(case.build(case.name), rounds=rounds, cores=1),
+            case.name, lambda case=case: run_case(case.build(case.name), rounds=rounds, cores=1)
         )
 
 

@@ -26,13 +26,7 @@ _FORMS: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
     "mamba2": (
         "simple_gla",
         "chunk_simple_gla",
-        lambda q, k, v, g, dt: {
-            "q": q,
-            "k": k,
-            "v": v * dt[..., None],
-            "g": g,
-            "scale": 1.0,
-        },
+        lambda q, k, v, g, dt: {"q": q, "k": k, "v": v * dt[..., None], "g": g, "scale": 1.0},
     ),
     "gla": ("gla", "chunk_gla", lambda q, k, v, g: {"q": q, "k": k, "v": v, "g": g}),
     "hgrn2": (

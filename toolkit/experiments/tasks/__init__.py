@@ -19,13 +19,6 @@ from toolkit.experiments.tasks.retrieval import Retrieval
 from toolkit.experiments.tasks.words import WordProblem
 
 __all__ = [
-    "GROUPS",
-    "Batch",
-    "Group",
-    "MultiQueryRecall",
-    "Needle",
-    "Retrieval",
-    "StateBasedRecall",
-    "Task",
-    "WordProblem",
-]
+    "GROUPS", "Batch", "Group", "MultiQueryRecall", "Needle", "Retrieval", "StateBasedRecall",
+    "Task", "WordProblem",
+]  # fmt: skip

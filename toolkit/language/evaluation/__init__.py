@@ -14,24 +14,9 @@ harness_model     a model for lm-evaluation-harness itself
 from toolkit.language.evaluation.evaluate import Scores, evaluate
 from toolkit.language.evaluation.harness import harness_model
 from toolkit.language.evaluation.likelihoods import Likelihood, Words, log_likelihoods
-from toolkit.language.evaluation.rows import (
-    Choice,
-    Continuation,
-    Document,
-    drawn_rows,
-    read_task,
-)
+from toolkit.language.evaluation.rows import Choice, Continuation, Document, drawn_rows, read_task
 
 __all__ = [
-    "Choice",
-    "Continuation",
-    "Document",
-    "Likelihood",
-    "Scores",
-    "Words",
-    "drawn_rows",
-    "evaluate",
-    "harness_model",
-    "log_likelihoods",
-    "read_task",
-]
+    "Choice", "Continuation", "Document", "Likelihood", "Scores", "Words", "drawn_rows", "evaluate",
+    "harness_model", "log_likelihoods", "read_task",
+]  # fmt: skip

@@ -17,11 +17,7 @@ from jaxtyping import Array
 from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit._files import json_object, unfinished_beside
-from toolkit.looped.checkpoints.tensors import (
-    StoredTensor,
-    check_sizes,
-    stored_tensors,
-)
+from toolkit.looped.checkpoints.tensors import StoredTensor, check_sizes, stored_tensors
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import RouterState
 from toolkit.looped.model import LoopedLM

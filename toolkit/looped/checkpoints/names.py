@@ -171,13 +171,7 @@ _HEAVY = (*_SHARED_KEY, *_compressor("compressor", "compressor"))
 
 STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
     "deepseek_v2_lite": {"mla": (projection("query_up", "q_proj.weight"), *_LATENT)},
-    "deepseek_v3": {
-        "mla": (
-            *_LATENT_QUERY,
-            projection("query_up", "q_b_proj.weight"),
-            *_LATENT,
-        )
-    },
+    "deepseek_v3": {"mla": (*_LATENT_QUERY, projection("query_up", "q_b_proj.weight"), *_LATENT)},
     "deepseek_v4": {
         "shared_window": _SHARED_KEY,
         "hca": _HEAVY,
@@ -228,7 +222,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
             projection("gate", "g_proj.weight"),
             projection("decay", "a_proj.weight"),
             *_DECAY,
-        ),
+        )
     },
     "kimi_linear": {
         "kda": (
@@ -239,7 +233,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
             projection("decay.up", "f_b_proj.weight"),
             projection("gate.down", "g_a_proj.weight"),
             projection("gate.up", "g_b_proj.weight"),
-        ),
+        )
     },
     "rwkv7": {
         "rwkv7": _rwkv7(
@@ -250,7 +244,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = SOFTMAX_STYLES | {
                 as_it_is(f"{ours}.up.kernel", f"{letter}2"),
                 vector(f"{ours}.bias", f"{letter}0"),
             ),
-        ),
+        )
     },
     "rwkv7_of_fla": {
         "rwkv7": _rwkv7(

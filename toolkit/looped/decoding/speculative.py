@@ -29,12 +29,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.looped.decoding.cache import LoopedCache, read_sparsely
-from toolkit.looped.decoding.drafts import (
-    MOST_DRAFTS,
-    check_draft,
-    drafting,
-    verify_all,
-)
+from toolkit.looped.decoding.drafts import MOST_DRAFTS, check_draft, drafting, verify_all
 from toolkit.looped.decoding.layer_parallel import ParallelLayers
 from toolkit.looped.decoding.sampling import check_sampling, truncated_logits
 from toolkit.looped.decoding.steps import prefill

@@ -219,11 +219,7 @@ def _prefill(model, tokens, capacity, lengths):
 
     h, loops = model.run_loops(body, model.start(injected))
     h, after = run_blocks(
-        model.coda,
-        model.leave(h, injected),
-        segment_ids=segment_ids,
-        caches=after,
-        tokens=tokens,
+        model.coda, model.leave(h, injected), segment_ids=segment_ids, caches=after, tokens=tokens
     )
     return model.head(h[:, -1]), LoopedCache(loops, before, after)
 

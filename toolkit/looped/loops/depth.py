@@ -114,12 +114,7 @@ def check_alike(config: LoopedConfig, loops: Any) -> None:
 
 
 def check_call(
-    config: LoopedConfig,
-    loops: Any,
-    key: Array | None,
-    *,
-    return_loops: bool,
-    return_routing: bool,
+    config: LoopedConfig, loops: Any, key: Array | None, *, return_loops: bool, return_routing: bool
 ) -> None:
     """Refuse a number of loops, a key or results that a model of this configuration cannot have."""
     if loops is not None:

@@ -19,12 +19,7 @@ from toolkit.measure.program_text import first_group
 from toolkit.measure.programs import Site, collective_sites, read_program
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.explanation import Explanation
-from toolkit.parallel.causes.program_trace import (
-    End,
-    Place,
-    ProgramTrace,
-    compiled_with_own_lines,
-)
+from toolkit.parallel.causes.program_trace import End, Place, ProgramTrace, compiled_with_own_lines
 
 
 @checked

@@ -17,11 +17,6 @@ from toolkit.parallel.context.ulysses import ulysses_attention
 from toolkit.parallel.context.zigzag import from_zigzag, to_zigzag, zigzag_order
 
 __all__ = [
-    "context_attention",
-    "context_mixer",
-    "from_zigzag",
-    "ring_attention",
-    "to_zigzag",
-    "ulysses_attention",
-    "zigzag_order",
-]
+    "context_attention", "context_mixer", "from_zigzag", "ring_attention", "to_zigzag",
+    "ulysses_attention", "zigzag_order",
+]  # fmt: skip

@@ -40,13 +40,7 @@ class Moves:
         self.machine, self.flow = machine, Flow([])
 
     def settle(
-        self,
-        atom: Any,
-        value: Value,
-        axis: int,
-        wanted: int,
-        count: int,
-        equation: Any,
+        self, atom: Any, value: Value, axis: int, wanted: int, count: int, equation: Any
     ) -> None:
         """Bring an array into the wanted form on an axis, recording the move."""
         forms = value.forms[axis]

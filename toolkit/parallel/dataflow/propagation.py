@@ -16,14 +16,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.sharding import PartitionSpec
 
-from toolkit.parallel.dataflow.flow import (
-    PARTIAL,
-    WHOLE,
-    Cut,
-    Flow,
-    Machine,
-    cut_of,
-)
+from toolkit.parallel.dataflow.flow import PARTIAL, WHOLE, Cut, Flow, Machine, cut_of
 from toolkit.parallel.dataflow.moves import Moves, Value
 from toolkit.parallel.dataflow.programs import INLINED, inner_program, scan_counts
 from toolkit.parallel.dataflow.rules import (

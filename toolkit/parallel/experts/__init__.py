@@ -35,22 +35,8 @@ from toolkit.parallel.experts.shuffle import (
 from toolkit.parallel.experts.traffic import Traffic, dispatch_traffic
 
 __all__ = [
-    "Dispatched",
-    "ExpertGroups",
-    "ExpertLayout",
-    "Traffic",
-    "break_even_pairs",
-    "dispatch_traffic",
-    "expert_axes",
-    "expert_specs",
-    "gather_unshuffled",
-    "group_experts",
-    "relaid_mixture",
-    "relayout",
-    "restored",
-    "scatter_shuffled",
-    "sharded_mixture",
-    "sharded_route",
-    "shuffled_order",
-    "static_layout",
-]
+    "Dispatched", "ExpertGroups", "ExpertLayout", "Traffic", "break_even_pairs", "dispatch_traffic",
+    "expert_axes", "expert_specs", "gather_unshuffled", "group_experts", "relaid_mixture",
+    "relayout", "restored", "scatter_shuffled", "sharded_mixture", "sharded_route",
+    "shuffled_order", "static_layout",
+]  # fmt: skip

@@ -99,10 +99,7 @@ def relayout(
 
 @checked
 def static_layout(
-    loads: Int[np.ndarray, "devices experts"],
-    slots: Count,
-    *,
-    devices_per_node: int | None = None,
+    loads: Int[np.ndarray, "devices experts"], slots: Count, *, devices_per_node: int | None = None
 ) -> ExpertLayout:
     """The layout of plain expert parallelism: equally many copies of each expert.
 

@@ -28,12 +28,7 @@ from toolkit.attention.latent.cache import check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.mla import absorbed_queries, head_values
 from toolkit.attention.latent.slices import Slice, slice_of, squares
-from toolkit.attention.latent.slots import (
-    Implementation,
-    attend_slots,
-    attend_visible,
-    first_slots,
-)
+from toolkit.attention.latent.slots import Implementation, attend_slots, attend_visible, first_slots
 from toolkit.attention.latent.tpla import Norm, Softmax
 from toolkit.attention.latent.weights import Projected, queries, rotated
 from toolkit.parallel.axes import sum_of_parts

@@ -22,17 +22,6 @@ from toolkit.schedules.search.waves import Wave, wave_bound, wave_plan, wave_sha
 from toolkit.schedules.search.whole import Found, search_schedule
 
 __all__ = [
-    "Block",
-    "Found",
-    "Repetend",
-    "Wave",
-    "exact_schedule",
-    "find_repetend",
-    "handcrafted",
-    "search_schedule",
-    "shape_of",
-    "tessel_shape",
-    "wave_bound",
-    "wave_plan",
-    "wave_shape",
-]
+    "Block", "Found", "Repetend", "Wave", "exact_schedule", "find_repetend", "handcrafted",
+    "search_schedule", "shape_of", "tessel_shape", "wave_bound", "wave_plan", "wave_shape",
+]  # fmt: skip

@@ -3,12 +3,7 @@
 from collections.abc import Iterator
 
 from toolkit.schedules.chunked_orders import breadth_first, dual_pipe_v, interleaved, zero_bubble_v
-from toolkit.schedules.orders import (
-    gpipe,
-    one_forward_one_backward,
-    zero_bubble_h1,
-    zero_bubble_h2,
-)
+from toolkit.schedules.orders import gpipe, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
 from toolkit.schedules.schedule import Schedule, Task
 from toolkit.schedules.search.shapes import Shape
 

@@ -20,11 +20,7 @@ import jax
 
 from toolkit._checks import checked
 from toolkit._files import read_sealed_json, sealed_json
-from toolkit.training.checkpoints.abandoned_reads import (
-    Refused,
-    first_line,
-    quiet_abandoned_reads,
-)
+from toolkit.training.checkpoints.abandoned_reads import Refused, first_line, quiet_abandoned_reads
 from toolkit.training.checkpoints.identity import (
     as_json,
     bound_as,

@@ -184,11 +184,7 @@ def load_tokens(path: str | os.PathLike) -> Corpus:
 
 @checked
 def sample_batch(
-    tokens: UInt8[Array, "size"],
-    step: Int[Array, ""] | int,
-    seed: int,
-    batch: int,
-    time: int,
+    tokens: UInt8[Array, "size"], step: Int[Array, ""] | int, seed: int, batch: int, time: int
 ) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"]]:
     """Draw windows uniformly at random, with replacement, as a pure function of (seed, step).
 

@@ -138,9 +138,7 @@ def _linear_scores(x: Array, k: Array, decay: Sums) -> Array:
 
 @jax.custom_vjp
 def channel_scores(
-    x: Float[Array, "chunks C key"],
-    k: Float[Array, "chunks C key"],
-    decay: Sums,
+    x: Float[Array, "chunks C key"], k: Float[Array, "chunks C key"], decay: Sums
 ) -> Float[Array, "chunks C C"]:
     """What every token of a chunk reads of each earlier one: lower triangular [chunks, C, C].
 
@@ -185,13 +183,10 @@ def _scores(x: Array, k: Array, decay: Sums) -> Array:
 
 
 def factors(
-    q: Float[Array, "key_rows time key"],
-    k: Float[Array, "key_rows time key"],
-    v: Float[Array, "rows time value"],
-    g: Float[Array, "rows time channels"],
-    beta: Float[Array, "rows time"] | None,
-    documents: Int[Array, "rows time"] | None,
-) -> Factors:
+    q: Float[Array, "key_rows time key"], k: Float[Array, "key_rows time key"],
+    v: Float[Array, "rows time value"], g: Float[Array, "rows time channels"],
+    beta: Float[Array, "rows time"] | None, documents: Int[Array, "rows time"] | None,
+) -> Factors:  # fmt: skip
     """Everything about the chunks that can be computed before the walk over them.
 
     C^2 K multiply-adds of scores per chunk, twice with a delta rule. Differentiated by JAX.

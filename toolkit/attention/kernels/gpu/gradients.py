@@ -53,21 +53,16 @@ ALONG, AGAINST, OF_ENTRY, OF_LEAVE, OF_BETA, OF_KEY_STRENGTH, OF_SYSTEM = range(
 
 
 def gradients(
-    q: Float[Array, "batch time key_heads key"],
-    k: Float[Array, "batch time key_heads key"],
-    v: Float[Array, "batch time heads value"],
-    g: Float[Array, "rows time 1"],
-    beta: Float[Array, "rows time"] | None,
-    documents: Int[Array, "rows time"] | None,
+    q: Float[Array, "batch time key_heads key"], k: Float[Array, "batch time key_heads key"],
+    v: Float[Array, "batch time heads value"], g: Float[Array, "rows time 1"],
+    beta: Float[Array, "rows time"] | None, documents: Int[Array, "rows time"] | None,
     states: Float[Array, "rows chunks key value"],
     written: Float[Array, "rows chunks C value"] | Float[Array, "batch time heads value"],
-    inverse: Float[Array, "rows chunks C C"] | None,
-    d_out: Float[Array, "batch time heads value"],
+    inverse: Float[Array, "rows chunks C C"] | None, d_out: Float[Array, "batch time heads value"],
     d_states: Float[Array, "rows chunks key value"],
-    d_written: Float[Array, "rows chunks C value"] | Float[Array, "batch time heads value"],
-    *,
+    d_written: Float[Array, "rows chunks C value"] | Float[Array, "batch time heads value"], *,
     interpret: Any = False,
-) -> tuple[Array, Array, Array, Array, Array | None]:
+) -> tuple[Array, Array, Array, Array, Array | None]:  # fmt: skip
     """Gradients of q, k, v, g and beta, of heads of at most `WIDEST` channels.
 
     2 C K V + C^2 (3 K + V) multiply-adds per chunk, with a delta rule C K V + C^2 (3 K + 2 V) more.

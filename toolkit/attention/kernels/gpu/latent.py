@@ -45,15 +45,11 @@ dot = partial(jnp.dot, preferred_element_type=F32)
 
 
 def decode(
-    q: Float[Array, "batch heads latent"],
-    rope_q: Float[Array, "batch heads rope"],
-    latents: Float[Array, "batch slots latent"],
-    rope_keys: Float[Array, "batch slots rope"],
-    filled: Int[Array, " batch"],
-    *,
-    scale: float,
-    interpret: Any = False,
-) -> tuple[Float[Array, "batch heads latent"], Float[Array, "batch heads"]]:
+    q: Float[Array, "batch heads latent"], rope_q: Float[Array, "batch heads rope"],
+    latents: Float[Array, "batch slots latent"], rope_keys: Float[Array, "batch slots rope"],
+    filled: Int[Array, " batch"], *,
+    scale: float, interpret: Any = False,
+) -> tuple[Float[Array, "batch heads latent"], Float[Array, "batch heads"]]:  # fmt: skip
     """Attention of one query per head to the first `filled` slots of every row of a cache.
 
     2 heads (2 latent + rope) FLOPs and 2 (latent + rope) bytes per filled slot, which decide for

@@ -27,14 +27,11 @@ from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 
 def outputs(
-    factors: Factors,
-    states: Float[Array, "rows chunks key value"],
+    factors: Factors, states: Float[Array, "rows chunks key value"],
     written: Float[Array, "rows chunks C value"] | Float[Array, "batch time heads value"],
-    heads: int,
-    *,
-    is_in_place: bool,
-    interpret: Any = False,
-) -> Float[Array, "batch time heads value"]:
+    heads: int, *,
+    is_in_place: bool, interpret: Any = False,
+) -> Float[Array, "batch time heads value"]:  # fmt: skip
     """What every token reads, in bf16, of the incoming states and written values from `walk`.
 
     Bulk copies write it in place, between the other heads, and read the written values there where

@@ -88,16 +88,12 @@ def below_diagonal(x: Array) -> Array:
 
 
 def prepare(
-    q: Float[Array, "batch time key_heads key"],
-    k: Float[Array, "batch time key_heads key"],
-    v: Float[Array, "batch time heads value"],
-    g: Float[Array, "rows time 1"],
-    beta: Float[Array, "rows time"] | None,
-    documents: Int[Array, "rows time"] | None,
-    inverse: Float[Array, "rows chunks C C"] | None = None,
-    *,
+    q: Float[Array, "batch time key_heads key"], k: Float[Array, "batch time key_heads key"],
+    v: Float[Array, "batch time heads value"], g: Float[Array, "rows time 1"],
+    beta: Float[Array, "rows time"] | None, documents: Int[Array, "rows time"] | None,
+    inverse: Float[Array, "rows chunks C C"] | None = None, *,
     interpret: Any = False,
-) -> tuple[Factors, list[Array]]:
+) -> tuple[Factors, list[Array]]:  # fmt: skip
     """The factors of all chunks in bf16 and, under a delta rule, T, U and E, or E of a known T.
 
     C^2 K multiply-adds per chunk, and under a delta rule twice that and those of `solve`; with T

@@ -33,15 +33,11 @@ DECAY, ERASE, WRITE, READ = range(4)  # vectors over the key: e^g, beta k, k, q
 
 
 def step(
-    q_t: Float[Array, "rows key"],
-    k_t: Float[Array, "rows key"],
-    v_t: Float[Array, "rows value"],
-    g_t: Float[Array, "rows channels"],
-    beta_t: Float[Array, " rows"] | None,
-    state: Float[Array, "rows key value"],
-    *,
+    q_t: Float[Array, "rows key"], k_t: Float[Array, "rows key"], v_t: Float[Array, "rows value"],
+    g_t: Float[Array, "rows channels"], beta_t: Float[Array, " rows"] | None,
+    state: Float[Array, "rows key value"], *,
     interpret: Any = False,
-) -> tuple[Float[Array, "rows value"], Float[Array, "rows key value"]]:
+) -> tuple[Float[Array, "rows value"], Float[Array, "rows key value"]]:  # fmt: skip
     """Decode one token of every row; a row is one head of one sequence, its query already scaled.
 
     7 K V FLOPs per row (4 K V without a delta rule) and 8 K V bytes. At 4.8 TB/s the floor of 512

@@ -196,12 +196,10 @@ def _walk(
 
 
 def walk(
-    factors: Factors,
-    solution: Solution | None,
-    initial_state: Float[Array, "rows key value"],
-    *,
+    factors: Factors, solution: Solution | None,
+    initial_state: Float[Array, "rows key value"], *,
     interpret: Any = False,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Every chunk's incoming state and written values (bf16), and the final state (float32).
 
     Without a delta rule what is written are the values, [batch, time, heads, value].
@@ -226,13 +224,11 @@ def walk(
 
 
 def walk_backward(
-    factors: Factors,
-    erase: Float[Array, "rows chunks C key"] | None,
-    d_out: Float[Array, "batch time heads value"],
-    d_final_state: Float[Array, "rows key value"],
+    factors: Factors, erase: Float[Array, "rows chunks C key"] | None,
+    d_out: Float[Array, "batch time heads value"], d_final_state: Float[Array, "rows key value"],
     *,
     interpret: Any = False,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of every chunk's outgoing state and written values (bf16), and of the first state.
 
     Without a delta rule, that is without E, the written values' is the gradient of the values and

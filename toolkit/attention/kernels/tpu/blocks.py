@@ -34,12 +34,9 @@ def _split(x: Float[Array, "m n"], parts: int) -> list[Array]:
 
 
 def dot(
-    a: Float[Array, "..."],
-    b: Float[Array, "..."],
-    axes: tuple[int, int] = (1, 0),
-    *,
+    a: Float[Array, "..."], b: Float[Array, "..."], axes: tuple[int, int] = (1, 0), *,
     parts: int = 3,
-) -> Float[Array, "..."]:
+) -> Float[Array, "..."]:  # fmt: skip
     """The product of two blocks over one axis of each, to 8 bits for each of `parts`.
 
     The matrix unit multiplies bfloat16 exactly. With three parts of a float32 factor the product is

@@ -56,11 +56,7 @@ from toolkit.attention._checks import check_multiple, check_same_dtype
 from toolkit.attention.execution.derivatives import no_derivative
 from toolkit.attention.execution.precision import BFLOAT16_PRODUCTS, product_precision
 from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED
-from toolkit.attention.kernels.tpu.call import (
-    VMEM_BYTES,
-    cost,
-    shapes_of,
-)
+from toolkit.attention.kernels.tpu.call import VMEM_BYTES, cost, shapes_of
 from toolkit.attention.kernels.tpu.grid import Grid, block_sizes, multiply_adds
 from toolkit.attention.kernels.tpu.rule import Chunk, backward_chunk, forward_chunk
 
@@ -90,15 +86,9 @@ def _forward_kernel(products, refs: Chunk, initial_ref, out_ref, states_ref, fin
 
 
 def _backward_kernel(
-    products,
-    refs: Chunk,
-    states_ref,
-    d_out_ref,
-    d_final_ref,
-    d_refs: Chunk,
-    d_initial_ref,
+    products, refs: Chunk, states_ref, d_out_ref, d_final_ref, d_refs: Chunk, d_initial_ref,
     d_state_ref,
-):
+):  # fmt: skip
     @pl.when(pl.program_id(1) == 0)
     def _():
         d_state_ref[...] = d_final_ref[...]
@@ -242,17 +232,13 @@ def _check(q, k, v, g, beta, initial_state, documents, chunk: int) -> None:
 
 
 def chunked(
-    q: Float[Array, "key_rows time key"],
-    k: Float[Array, "key_rows time key"],
-    v: Float[Array, "rows time value"],
-    g: Float[Array, "rows time channels"],
+    q: Float[Array, "key_rows time key"], k: Float[Array, "key_rows time key"],
+    v: Float[Array, "rows time value"], g: Float[Array, "rows time channels"],
     beta: Float[Array, "rows time"] | None,
-    initial_state: Float[Array, "rows key value"],
-    *,
-    chunk: int,
-    documents: Int[Array, "rows time"] | None = None,
+    initial_state: Float[Array, "rows key value"], *,
+    chunk: int, documents: Int[Array, "rows time"] | None = None,
     interpret: "bool | pltpu.InterpretParams" = False,
-) -> tuple[Float[Array, "rows time value"], Float[Array, "rows key value"]]:
+) -> tuple[Float[Array, "rows time value"], Float[Array, "rows key value"]]:  # fmt: skip
     r"""Mix rows of tokens through decaying states, chunk after chunk, on a TPU.
 
         S <- Diag(e^g) S,   S <- S + k w^T  with  w = v  or  beta (v - S^T k),   o = S^T q

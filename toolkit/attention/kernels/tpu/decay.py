@@ -102,12 +102,9 @@ class ScalarDecay(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        g: Float[Array, "1 C"],
-        documents: Float[Array, "1 C"] | None,
-        readers: int,
+        cls, g: Float[Array, "1 C"], documents: Float[Array, "1 C"] | None, readers: int,
         dot: Callable[..., Array],
-    ):
+    ):  # fmt: skip
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
         i, j = rows_and_columns((g.shape[1], g.shape[1]))
         # Sums of multiples of 1/256 are exact, and so are their differences; the rest is small.
@@ -172,12 +169,9 @@ class ChannelDecay(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        g: Float[Array, "C key"],
-        documents: Float[Array, "1 C"] | None,
-        readers: int,
+        cls, g: Float[Array, "C key"], documents: Float[Array, "1 C"] | None, readers: int,
         dot: Callable[..., Array],
-    ):
+    ):  # fmt: skip
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
         size = g.shape[0]
         i, j = rows_and_columns((size, size))

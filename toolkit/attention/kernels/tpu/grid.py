@@ -10,9 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from toolkit.attention.kernels.tpu.blocks import Products
-from toolkit.attention.kernels.tpu.call import (
-    rows_per_program,
-)
+from toolkit.attention.kernels.tpu.call import rows_per_program
 from toolkit.attention.kernels.tpu.rule import Chunk
 
 # Rows of one program, side by side: their chains of dependent products fill each other's gaps.

@@ -78,12 +78,9 @@ def forward_chunk(
 
 
 def backward_chunk(
-    chunk: Chunk,
-    state: Float[Array, "key value"],
-    d_out: Float[Array, "C value"],
-    d_new_state: Float[Array, "key value"],
-    products: Products,
-) -> tuple[Chunk, Float[Array, "key value"]]:
+    chunk: Chunk, state: Float[Array, "key value"], d_out: Float[Array, "C value"],
+    d_new_state: Float[Array, "key value"], products: Products,
+) -> tuple[Chunk, Float[Array, "key value"]]:  # fmt: skip
     """Gradients of the inputs and of the incoming state."""
     decay, readers, scores, _, written, delta = _parts(chunk, state, products)
     dot = products.dot

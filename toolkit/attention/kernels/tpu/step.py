@@ -22,12 +22,7 @@ from toolkit._checks import check_shape
 from toolkit._compat import vary_alike
 from toolkit._kinds import check_rank
 from toolkit.attention.kernels.tpu.blocks import as_column
-from toolkit.attention.kernels.tpu.call import (
-    VMEM_BYTES,
-    cost,
-    rows_per_program,
-    shapes_of,
-)
+from toolkit.attention.kernels.tpu.call import VMEM_BYTES, cost, rows_per_program, shapes_of
 
 # Rows of one program: enough to fetch in one go what hides the cost of starting it.
 ROWS = 8
@@ -63,15 +58,11 @@ def _step_kernel(state_ref, refs: Token, new_state_ref, out_ref):
 
 
 def step(
-    q_t: Float[Array, "rows key"],
-    k_t: Float[Array, "rows key"],
-    v_t: Float[Array, "rows value"],
-    g_t: Float[Array, "rows channels"],
-    beta_t: Float[Array, "rows"] | None,
-    state: Float[Array, "rows key value"],
-    *,
+    q_t: Float[Array, "rows key"], k_t: Float[Array, "rows key"], v_t: Float[Array, "rows value"],
+    g_t: Float[Array, "rows channels"], beta_t: Float[Array, "rows"] | None,
+    state: Float[Array, "rows key value"], *,
     interpret: "bool | pltpu.InterpretParams" = False,
-) -> tuple[Float[Array, "rows value"], Float[Array, "rows key value"]]:
+) -> tuple[Float[Array, "rows value"], Float[Array, "rows key value"]]:  # fmt: skip
     r"""Decode one token of every row on a TPU, reading and writing each state once.
 
         S <- Diag(e^g) S,   S <- S + k w^T  with  w = v  or  beta (v - S^T k),   o = S^T q

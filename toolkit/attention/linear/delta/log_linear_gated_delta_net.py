@@ -35,20 +35,12 @@ CHUNK = 32
 @checked
 @compiled
 def log_linear_gated_delta_net(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    weights: Weights,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: LevelState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: Literal["xla"] | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[shapes.Values, LevelState]:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, weights: Weights, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: LevelState | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: Literal["xla"] | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[shapes.Values, LevelState]:  # fmt: skip
     r"""Mix tokens through self-correcting states of spans that double.
 
         o_t = scale sum_(s <= t) w_(t, level(s, t)) (q_t . A_t ... A_(s+1) k_s) beta_s v_s
@@ -86,18 +78,11 @@ def log_linear_gated_delta_net(
 
 @checked
 def log_linear_gated_delta_net_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    weights: Weights,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: LevelState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.Values, LevelState]:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, weights: Weights, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: LevelState | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.Values, LevelState]:  # fmt: skip
     r"""The equation of `log_linear_gated_delta_net`, token by token: slow, and the oracle.
 
     Arguments as `log_linear_gated_delta_net`.
@@ -129,17 +114,10 @@ def log_linear_gated_delta_net_reference(
 @checked
 @compiled
 def log_linear_gated_delta_net_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    beta_t: shapes.Strength,
-    weights_t: Weight,
-    state: LevelState,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-) -> tuple[shapes.Value, LevelState]:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    beta_t: shapes.Strength, weights_t: Weight, state: LevelState, *,
+    scale: float | None = None, normalize_qk: bool = False,
+) -> tuple[shapes.Value, LevelState]:  # fmt: skip
     r"""Decode one token: levels merge as a binary counter carries, are corrected, then read.
 
         S_l <- e^g (I - beta k k^T) S_l,   S_0 <- beta k v^T,   o = scale sum_l w_l S_l^T q

@@ -84,12 +84,9 @@ def _every_level(like: Int[Array, "*shape"], levels: int) -> Int[Array, "*shape 
 
 
 def run_levels(
-    corrects: bool,
-    chunk: int,
-    tokens: Tokens,
-    initial_state: LevelState | None,
-    segment_ids: Int[Array, "batch time"] | None,
-) -> tuple[Array, LevelState]:
+    corrects: bool, chunk: int, tokens: Tokens,
+    initial_state: LevelState | None, segment_ids: Int[Array, "batch time"] | None,
+) -> tuple[Array, LevelState]:  # fmt: skip
     """The share of a core: tokens (q, k, v, strength, weights) that correct, or only add."""
     tokens = own_keys(tokens)
     _, k, v, _, weights = arrays = tokens.arrays

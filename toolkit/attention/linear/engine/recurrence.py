@@ -40,13 +40,10 @@ from toolkit.attention.linear.gates import unit_length
 
 
 def run(
-    rule: Rule,
-    tokens: Tokens,
-    initial_state: State | None,
-    segment_ids: SegmentIds | None,
-    implementation: Form | None,
-    chunk: int | None,
-) -> Outputs:
+    rule: Rule, tokens: Tokens,
+    initial_state: State | None, segment_ids: SegmentIds | None,
+    implementation: Form | None, chunk: int | None,
+) -> Outputs:  # fmt: skip
     """Run checked tokens, inside a `compiled` function: in chunks, one by one, or by kernels."""
     form = lambda implementation: partial(_run_share, rule, implementation, chunk)  # noqa: E731
     share = partial(in_best_form, "recurrent", implementation, form)
@@ -68,12 +65,9 @@ def spread(
 
 def _run_share(
     rule: Rule,
-    implementation: str,
-    chunk: int | None,
-    tokens: Tokens,
-    initial_state: State | None,
-    segment_ids: SegmentIds | None,
-) -> Outputs:
+    implementation: str, chunk: int | None, tokens: Tokens,
+    initial_state: State | None, segment_ids: SegmentIds | None,
+) -> Outputs:  # fmt: skip
     if implementation != "pallas":  # the kernels read the key of a head wherever it is shared
         tokens = own_keys(tokens)
     _, k, v, *_ = tokens.arrays
@@ -93,13 +87,10 @@ def _run_share(
 
 
 def step(
-    rule: Rule,
-    token: Tokens,
-    state: State,
-    implementation: StepForm | None = None,
-    *,
+    rule: Rule, token: Tokens, state: State,
+    implementation: StepForm | None = None, *,
     again: Sequence[Tokens] = (),
-) -> Output:
+) -> Output:  # fmt: skip
     """Run one checked token: one read and one write of the state.
 
     With rules that only correct, a token may correct `again`, each time without decay; the query
@@ -129,16 +120,10 @@ def log_decays(g: Array) -> Array:
 
 def scan_tokens(
     token: Callable[..., tuple[Any, Array]],
-    initial_state: Any,
-    segment_ids: SegmentIds | None,
-    scale: float | None,
-    normalize_qk: bool = False,
-    /,
-    *,
-    q: Queries,
-    v: Values,
-    **others: Array,
-) -> tuple[Values, Any]:
+    initial_state: Any, segment_ids: SegmentIds | None, scale: float | None,
+    normalize_qk: bool = False, /, *,
+    q: Queries, v: Values, **others: Array,
+) -> tuple[Values, Any]:  # fmt: skip
     """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences: the oracle.
 
     S is a matrix [key, value], zero without an initial state, or whatever pytree that is. The
@@ -263,13 +248,9 @@ def _scan_rule(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _scan_chunks(
-    rule: Rule,
-    chunk: int | None,
-    arrays: tuple[Array, ...],
-    g: Array,
-    state: Array,
+    rule: Rule, chunk: int | None, arrays: tuple[Array, ...], g: Array, state: Array,
     starts: Array | None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """For values alone; derivatives take another way (`_scan_chunks_jvp`)."""
     sizes = [_chunk_size(rule, chunk, alone, arrays, g) for alone in (True, False)]
     on_cpu, elsewhere = (partial(_walk, rule, True, size) for size in sizes)
@@ -297,14 +278,9 @@ def _chunk_size(
 
 
 def _walk(
-    rule: Rule,
-    alone: bool,
-    size: int,
-    arrays: tuple[Array, ...],
-    g: Array,
-    state: Array,
+    rule: Rule, alone: bool, size: int, arrays: tuple[Array, ...], g: Array, state: Array,
     starts: Array | None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     batch, time, heads, _ = g.shape
     documents = None if starts is None else cut_documents(starts, heads, size)
     chunks = Chunks(tuple(cut(x, size) for x in arrays), cut(g, size), documents)

@@ -23,14 +23,9 @@ class Tokens(NamedTuple):
 
 
 def gather_tokens(
-    q: Queries | Query,
-    k: Keys | Key,
-    v: Values | Value,
-    *others: Array,
-    g: Array | None,
-    scale: float | None,
-    normalize_qk: bool = False,
-) -> Tokens:
+    q: Queries | Query, k: Keys | Key, v: Values | Value, *others: Array, g: Array | None,
+    scale: float | None, normalize_qk: bool = False,
+) -> Tokens:  # fmt: skip
     """Give g its axes, the outputs a scale (key**-0.5 if None) and, if asked, q and k unit length.
 
     The tokens are those of a sequence, or one token of each. Without g the state forgets nothing.

@@ -24,16 +24,7 @@ from toolkit.attention.sparse.prefill.tiles import Tiles, attend_tiles, tile_mas
 from toolkit.attention.sparse.prefill.xattention import antidiagonal_tiles
 
 __all__ = [
-    "Pattern",
-    "Tiles",
-    "antidiagonal_tiles",
-    "attend_tiles",
-    "calibrate_sale",
-    "flexible_tiles",
-    "pattern_tiles",
-    "patterns_by_head",
-    "sale_tiles",
-    "search_patterns",
-    "tile_masses",
+    "Pattern", "Tiles", "antidiagonal_tiles", "attend_tiles", "calibrate_sale", "flexible_tiles",
+    "pattern_tiles", "patterns_by_head", "sale_tiles", "search_patterns", "tile_masses",
     "top_tiles",
-]
+]  # fmt: skip

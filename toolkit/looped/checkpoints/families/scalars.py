@@ -111,9 +111,7 @@ RESIDUAL_DEPTH = _inverse(
 HEAD_SCALE = number("head_scale")
 HEAD_DIVISOR = _inverse("head_scale", lambda x, _: 1 / x, lambda x, _: 1 / x)
 HEAD_BASE = _inverse(
-    "head_scale",
-    lambda x, all_: x / all_["hidden_size"],
-    lambda x, all_: x * all_["hidden_size"],
+    "head_scale", lambda x, all_: x / all_["hidden_size"], lambda x, all_: x * all_["hidden_size"]
 )
 PARALLEL = truth("parallel_residual")
 PARALLEL_ONE_NORM = truth("parallel_residual", "shared_norm")

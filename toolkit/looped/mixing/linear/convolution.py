@@ -24,13 +24,7 @@ class ShortConvolution(nnx.Module):
     """
 
     def __init__(
-        self,
-        channels: int,
-        taps: int,
-        *,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-        use_bias: bool = False,
+        self, channels: int, taps: int, *, dtype: jnp.dtype, rngs: nnx.Rngs, use_bias: bool = False
     ):
         bound = taps**-0.5
 

@@ -23,14 +23,7 @@ from toolkit.looped.mixing.linear.recurrent import (
 )
 from toolkit.parallel.context.along import sequence_look_back
 
-SHIFT_EXPONENTS = {
-    "query": 0.2,
-    "decay": 0.9,
-    "key": 0.7,
-    "value": 0.7,
-    "rate": 0.9,
-    "gate": 0.2,
-}
+SHIFT_EXPONENTS = {"query": 0.2, "decay": 0.9, "key": 0.7, "value": 0.7, "rate": 0.9, "gate": 0.2}
 """Exponent of the initial token shift over the channels."""
 DEPTH = 0.5
 """The paper initialises each layer by its depth; a looped layer has every depth and takes the

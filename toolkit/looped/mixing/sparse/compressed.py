@@ -20,11 +20,7 @@ from toolkit.attention import (
 from toolkit.looped.layers import linear, normalised, rotary_embedding, token_positions
 from toolkit.looped.mixing.attention import AttentionSizes
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
-from toolkit.looped.mixing.sparse.compressed_options import (
-    CSAOptions,
-    HCAOptions,
-    SharedKeyOptions,
-)
+from toolkit.looped.mixing.sparse.compressed_options import CSAOptions, HCAOptions, SharedKeyOptions
 from toolkit.looped.mixing.sparse.pooled import Compressor, PooledCache
 
 

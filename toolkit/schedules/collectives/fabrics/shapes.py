@@ -232,11 +232,7 @@ def fat_tree(ports: int, rate: Rate = 1) -> Topology:
         raise ValueError(f"ports must be an even number from 2; got {ports}")
     half, hosts = ports // 2, ports**3 // 4
     check_links(6 * hosts, ports=ports)
-    tiers = {
-        "edge": ports * half,
-        "aggregation": ports * half,
-        "core": half * half,
-    }
+    tiers = {"edge": ports * half, "aggregation": ports * half, "core": half * half}
     names = [f"{tier}{each}" for tier, count in tiers.items() for each in range(count)]
     edge, aggregation = hosts, hosts + ports * half
     core = aggregation + ports * half
