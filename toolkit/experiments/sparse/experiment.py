@@ -14,8 +14,10 @@ from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.sparse import groups, model
 from toolkit.experiments.sparse.calibration import LAWS, reached
 from toolkit.experiments.sparse.claims import (
+    ADAPTED,
     ADAPTIVE,
     AS_MANY,
+    BLIND,
     CHANCE,
     CLAIMS,
     INDEXED,
@@ -44,6 +46,8 @@ _ELSEWHERE = {
     "groups": groups.by_group,
     "adaptive": groups.fixed_or_adaptive,
     "text": groups.on_text,
+    "text, tail": groups.with_a_tail,
+    "text, adaptive": groups.fixed_or_adaptive_on_text,
 }
 
 
@@ -56,7 +60,8 @@ class Setting:
         budget: "tokens" for the whole protocol; "tail", its errors with the tail corrected; a
             number, a mass to reach on heavy tails, and a law's name, that mass by another law than
             Tactic's; "mass" and "as many", for the oracle; and three for all of `GROUPS`: "groups"
-            at equal bytes, "adaptive" beside fixed budgets, and "text", the perplexity of code.
+            at equal bytes, "adaptive" beside fixed budgets, and "text", the perplexity of code,
+            also with "text, tail" and "text, adaptive".
     """
 
     system: str
@@ -109,7 +114,12 @@ EXPERIMENT = Experiment(
     | {tail_label(name): Setting(name, "tail") for name in _CORRECTED}
     | {grouped(name): Setting(name, "groups") for name in (*INDEXED, CHANCE)}
     | {adaptive_and_fixed("oracle"): Setting("oracle", "adaptive")}
-    | {text_label(name): Setting(name, "text") for name in (DENSE, "oracle", *ON_TEXT, CHANCE)},
+    | {
+        text_label(name): Setting(name, "text")
+        for name in (DENSE, "oracle", *ON_TEXT, *BLIND, CHANCE)
+    }
+    | {tail_label(text_label(name)): Setting(name, "text, tail") for name in INDEXED}
+    | {adaptive_and_fixed(text_label(name)): Setting(name, "text, adaptive") for name in ADAPTED},
     execute=_execute,
     columns=(
         *(Column(f"accuracy, {tokens} tokens") for tokens in TOKENS),

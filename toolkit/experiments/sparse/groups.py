@@ -8,10 +8,12 @@ margin decides nothing.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from toolkit.attention.sparse import FixedTokens, MassTarget
 from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.evict.evictor import Evictor
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.data import heavy_tailed
 from toolkit.experiments.sparse.quality import (
@@ -34,7 +36,7 @@ from toolkit.experiments.tasks import Retrieval
 
 BOUND, GROUPS = "oracle", (1, 4, 8)  # query heads per key head
 TASK = Retrieval(pairs=64, length=1024, queries=32)
-TOKENS, DRAWN_TOKENS, TEXT_TOKENS, TARGET = 256, 512, 384, 0.9
+TOKENS, DRAWN_TOKENS, TEXT_TOKENS, TARGET, TEXT_TARGET = 256, 512, 384, 0.9, 0.5
 DEPTHS, TEXT_DEPTHS = (0.1, 0.5, 0.9), (0.5,)  # beyond the sinks, before the recent tokens
 QUERIES = 4  # of every query head, on drawn data
 
@@ -93,9 +95,9 @@ def needle_budget(system: str, group: int) -> FixedTokens | None:
 @functools.cache
 def text_budget(system: str, group: int) -> FixedTokens | None:
     """The same in the text models, measured on drawn data of their sizes."""
-    if system == BOUND:
-        return FixedTokens(TEXT_TOKENS)
     selector, size = text_selector(system), CONFIG.width // 4
+    if system == BOUND or isinstance(selector, Evictor):
+        return FixedTokens(TEXT_TOKENS)
     sizes = {"heads": CONFIG.heads // group, "tokens": LENGTH, "queries": 1, "size": size}
     measure = functools.partial(of_drawn, heavy_tailed(0, group=group, **sizes), selector)
     return at_equal_bytes(measure, selector, TEXT_TOKENS, 2 * size * 4)
@@ -135,15 +137,47 @@ def fixed_or_adaptive(system: str, seed: int) -> dict[str, float]:
     return outcome
 
 
-def on_text(system: str, seed: int) -> dict[str, float]:
+def on_text(system: str, seed: int, depths=(None, *TEXT_DEPTHS), **how: bool) -> dict[str, float]:
     """Perplexity of code near its two thousandth byte, and of quotations, at equal bytes."""
     selector, outcome = text_selector("window" if system == DENSE else system), {}
     for group in GROUPS:
         budget = None if system == DENSE else text_budget(system, group)
         if budget is None and system != DENSE:
             continue
-        for depth in (None, *TEXT_DEPTHS):
+        for depth in depths:
             arguments = load_text_model(group), selector, budget, passages(seed, depth)
-            outcome[text(group, depth)], quality = perplexity(*arguments)
+            outcome[text(group, depth)], quality = perplexity(*arguments, **how)
             outcome |= numbers(of_text(group, depth), quality)
+    return outcome
+
+
+def with_a_tail(system: str, seed: int) -> dict[str, float]:
+    """Perplexity of code with the tail corrected, and needles found with and without it."""
+    outcome, group = on_text(system, seed, (None,), corrects_tail=True), max(model.FILES)
+    budget = needle_budget(system, group)
+    assert budget is not None  # every index leaves room there
+    arguments = model.load(model.FILES[group]), TASK, at_small_budgets(system), budget, seed
+    for is_on, kind in ((True, heads(group)), (False, f"{heads(group)}, without a tail")):
+        found, quality = of_retrieval(*arguments, corrects_tail=is_on)
+        outcome |= {f"accuracy, {kind}": found, **numbers(kind, quality)}
+    return outcome
+
+
+def fixed_or_adaptive_on_text(system: str, seed: int) -> dict[str, float]:
+    """A mass to reach on code, and budgets of as many bytes, rounded up to a few sizes."""
+    selector, outcome, rounded = text_selector(system), {}, 32
+    for group in GROUPS:
+        model, text = load_text_model(group), passages(seed)
+        budget, per_token = text_budget(system, group), 8 * CONFIG.width // 4
+        assert budget is not None  # every index leaves room there
+        found = {"adaptive": perplexity(model, selector, MassTarget(TEXT_TARGET), text)}
+        quality = found["adaptive"][1]
+        tokens = quality.tokens
+        if system != BOUND:  # whose index is not counted
+            tokens = 1000 * quality.kilobytes / per_token - TEXT_TOKENS + budget.tokens
+        fixed = FixedTokens(rounded * math.ceil(tokens / rounded))
+        found["fixed"] = perplexity(model, selector, fixed, text)
+        for kind, (value, quality) in found.items():
+            outcome |= numbers(f"{kind}, {heads(group)}", quality)
+            outcome[f"perplexity, {kind}, {heads(group)}"] = value
     return outcome

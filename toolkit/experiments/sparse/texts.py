@@ -26,7 +26,7 @@ from toolkit.training import load_corpus
 PASSAGES, LENGTH, STEPS, CUE = 1, 2048, 96, 16  # of a quotation, so many bytes are read before it
 DENSE = "dense"  # reads everything
 # Keys of 32 numbers: an index takes its share of them, and no more.
-FINE = SMALLER | {"hata": {"bits": 64}}
+FINE = {"tactic": SMALLER["tactic"], "hata": {"bits": 64}}
 
 
 def passages(seed: int, depth: float | None = None) -> np.ndarray:
@@ -64,10 +64,10 @@ def load_text_model(group: int) -> LoopedLM:
 
 
 def perplexity(
-    model: LoopedLM, selector: Selector, budget: Budget | None, text: np.ndarray
+    model: LoopedLM, selector: Selector, budget: Budget | None, text: np.ndarray, **how: bool
 ) -> tuple[float, Quality]:
     """Perplexity of the last bytes of passages, and what was read; with no budget, of all bytes."""
     start, budget = text.shape[1] - STEPS - 1, budget or FixedTokens(text.shape[1])
-    logits, seen = run_sparsely(model, jnp.asarray(text), selector, start, budget)
+    logits, seen = run_sparsely(model, jnp.asarray(text), selector, start, budget, **how)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], text[:, -STEPS:])
     return math.exp(losses.mean()), quality_of_steps(seen, start)
