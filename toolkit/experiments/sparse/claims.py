@@ -311,8 +311,8 @@ CLAIMS = (
     ),
     *(claim for group in GROUPS for claim in _of_text(group)),
     Claim(
-        "what drops tokens before it sees the query loses quotations: perplexities of window, SnapKV, "
-        "H2O and TOVA are half as large again as those of dense attention, at least",
+        "what drops tokens before it sees the query loses quotations: window, SnapKV, H2O and TOVA "
+        "have perplexities half as large again as dense attention, at least",
         _lose_quotations(BLIND),
         seeds=TEXT_SEEDS,
         control=_near_dense(
