@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import look
 from toolkit.figures.axes import set_limits
@@ -116,38 +115,6 @@ class MaximumPlot(Plot):
         set_limits(self.axes, x=(0, view.blocks), y=(low, float(np.ceil(view.maxima[-1] + 0.5))))
 
 
-class OnlinePanel(PlayedPanel):
-    """Online softmax that plays: blocks of keys, a maximum that rises, sums that are rescaled.
-
-    Example:
-        >>> panel = OnlinePanel(block=4)
-        >>> bool(panel.view.factors.max() <= 1)
-        True
-    """
-
-    title = "Softmax in blocks: what is known before all scores are?"
-    figure_size = (9.6, 2.1)
-
-    text = Words("Sentence", SENTENCE, "Up to 24 words; press Enter")
-    token = Number(
-        "Token", 12, low=1, high=MAX_TOKENS, explanation="That asks",
-        maximum=lambda view: len(view.words),
-    )  # fmt: skip
-    block = Number("Block", 3, low=1, high=12, explanation="Keys that are read together")
-    sharpness = Number(
-        "Sharpness", SHARPNESS, low=0.5, high=12.0, step=0.5, explanation="Length of the query"
-    )
-
-    def compute(self, *, text: str, token: int, block: int, sharpness: float) -> OnlineView:
-        return online_view(text, token=token, block=block, sharpness=sharpness)
-
-    def scene(self, view: OnlineView) -> Scene:
-        return online_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [MaximumPlot(figure.add_axes((0.05, 0.2, 0.93, 0.62)))]
-
-
 def online_scene(view: OnlineView) -> Scene:
     """Weights as far as they are known, twice per block: what is known is scaled, then more is
     read; and the output so far beside the one in the end."""
@@ -182,3 +149,32 @@ def online_scene(view: OnlineView) -> Scene:
         end=float(view.blocks), words=view.sentence(), unit="blocks", tall=0.2, grids=grids,
         notes=tuple(notes),
     )  # fmt: skip
+
+
+class OnlinePanel(PlayedPanel):
+    """Online softmax that plays: blocks of keys, a maximum that rises, sums that are rescaled.
+
+    Example:
+        >>> panel = OnlinePanel(block=4)
+        >>> bool(panel.view.factors.max() <= 1)
+        True
+    """
+
+    title = "Softmax in blocks: what is known before all scores are?"
+    figure_size = (9.6, 2.1)
+
+    text = Words("Sentence", SENTENCE, "Up to 24 words; press Enter")
+    token = Number(
+        "Token", 12, low=1, high=MAX_TOKENS, explanation="That asks",
+        maximum=lambda view: len(view.words),
+    )  # fmt: skip
+    block = Number("Block", 3, low=1, high=12, explanation="Keys that are read together")
+    sharpness = Number(
+        "Sharpness", SHARPNESS, low=0.5, high=12.0, step=0.5, explanation="Length of the query"
+    )
+
+    def compute(self, *, text: str, token: int, block: int, sharpness: float) -> OnlineView:
+        return online_view(text, token=token, block=block, sharpness=sharpness)
+
+    scene = staticmethod(online_scene)
+    places = ((MaximumPlot, (0.05, 0.2, 0.93, 0.62)),)

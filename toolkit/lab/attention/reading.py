@@ -253,8 +253,7 @@ class BarPlot(Plot):
     def __init__(self, axes: Axes, column: str, name: str, label: str) -> None:
         super().__init__(axes, grid="y", ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel=label)
         self._column = column
-        bars = axes.bar(range(MAX_TOKENS), 0, width=0.78, color=look(name).colour)
-        self._bars = [*map(self.moving, bars)]
+        self._bars = self.bars_at(range(MAX_TOKENS), 0.78, color=look(name).colour)
 
     def show(self, view: Reading) -> None:
         heights = np.zeros(MAX_TOKENS)

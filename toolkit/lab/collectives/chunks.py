@@ -4,12 +4,10 @@ import functools
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, look
 from toolkit.lab.collectives.cut import SCHEDULES
@@ -189,38 +187,6 @@ class ArrivedPlot(Plot):
             self.axes.set_xlim(0, 1e3 * view.end)
 
 
-class ChunksPanel(PlayedPanel):
-    """A collective chunk by chunk, along rings and along the best trees.
-
-    Example:
-        >>> panel = ChunksPanel(network="mesh:3x3")
-        >>> panel.player.scene["unit"]
-        'ms'
-    """
-
-    title = "Collectives, chunk by chunk: rings beside the best trees"
-    figure_size = (9.6, 2.6)
-    has_palette = True
-
-    network = Choice(
-        "Network", "mesh:3x3",
-        {words: name for name, words in NETWORKS.items() if "torus" not in name},
-    )  # fmt: skip
-    collective = Choice(
-        "Collective", "all-gather", {name: name for name in ("all-gather", "all-reduce")}
-    )
-    size = Choice("Whole array", 64.0, _SIZES)
-
-    def compute(self, **state: Any) -> ChunksView:
-        return chunks_view(**state)
-
-    def scene(self, view: ChunksView) -> Scene:
-        return chunks_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [ArrivedPlot(figure.add_axes((0.07, 0.32, 0.91, 0.56)))]
-
-
 def chunks_scene(view: ChunksView) -> Scene:
     """The network twice, with messages link by link, and ranks as full as what they have."""
     nodes, edges, messages, levels = [], [], list[Message](), []
@@ -248,3 +214,30 @@ def chunks_scene(view: ChunksView) -> Scene:
         edges=tuple(edges), tall=0.36, messages=tuple(messages), levels=tuple(levels),
         kinds=_KINDS if view.collective == "all-reduce" else _KINDS[:1],
     )  # fmt: skip
+
+
+class ChunksPanel(PlayedPanel):
+    """A collective chunk by chunk, along rings and along the best trees.
+
+    Example:
+        >>> panel = ChunksPanel(network="mesh:3x3")
+        >>> panel.player.scene["unit"]
+        'ms'
+    """
+
+    title = "Collectives, chunk by chunk: rings beside the best trees"
+    figure_size = (9.6, 2.6)
+    has_palette = True
+
+    network = Choice(
+        "Network", "mesh:3x3",
+        {words: name for name, words in NETWORKS.items() if "torus" not in name},
+    )  # fmt: skip
+    collective = Choice(
+        "Collective", "all-gather", {name: name for name in ("all-gather", "all-reduce")}
+    )
+    size = Choice("Whole array", 64.0, _SIZES)
+
+    compute = staticmethod(chunks_view)
+    scene = staticmethod(chunks_scene)
+    places = ((ArrivedPlot, (0.07, 0.32, 0.91, 0.56)),)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from toolkit.figures import ACCENT, FAINT, INK, look
@@ -286,11 +285,8 @@ class CutPanel(PointedPanel):
         is_again = self.state["cable"] == spot + 1 and self.state["speed"] == speed
         self.change(cable=spot + 1, speed=1.0 if is_again else speed)
 
-    def compute(self, **state: Any) -> CutView:
-        return cut_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            CutPlot(figure.add_axes((0.01, 0.1, 0.56, 0.82)), "The network"),
-            SpeedPlot(figure.add_axes((0.66, 0.24, 0.33, 0.68))),
-        ]
+    compute = staticmethod(cut_view)
+    places = (
+        (CutPlot, (0.01, 0.1, 0.56, 0.82), "The network"),
+        (SpeedPlot, (0.66, 0.24, 0.33, 0.68)),
+    )

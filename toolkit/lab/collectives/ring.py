@@ -3,12 +3,10 @@
 import functools
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, look
 from toolkit.lab.kit.controls import Choice, Number
@@ -122,34 +120,6 @@ class SentPlot(Plot):
             words.set_y(shares[-1] - 0.06 - 0.2 * by_link)
 
 
-class RingPanel(PlayedPanel):
-    """A collective on a ring, round by round: messages, sums, and bytes sent.
-
-    Example:
-        >>> panel = RingPanel(devices=4, collective="all-reduce")
-        >>> panel.player.scene["end"]  # rounds: 2 (devices - 1)
-        6.0
-    """
-
-    title = "A ring: who sends which part, and what has arrived?"
-    figure_size = (9.6, 1.9)
-    has_palette = True
-
-    devices = Number("Devices", 8, low=2, high=MOST_DEVICES)
-    collective = Choice("Collective", "all-reduce", {name: name for name in COLLECTIVES})
-    size = Choice("Array", 64.0, {"64 kB": 0.064, "1 MB": 1.0, "64 MB": 64.0})
-    ways = Choice("Sent", 1, {"to the right": 1, "half of it to the left": 2})
-
-    def compute(self, **state: Any) -> RingView:
-        return ring_view(**state)
-
-    def scene(self, view: RingView) -> Scene:
-        return ring_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [SentPlot(figure.add_axes((0.02, 0.2, 0.96, 0.6)))]
-
-
 def ring_scene(view: RingView) -> Scene:
     """The ring on the left; on the right what every device has of every part."""
     program = view.program
@@ -182,3 +152,26 @@ def ring_scene(view: RingView) -> Scene:
         messages=tuple(m._replace(kind=min(m.kind, len(kinds) - 1)) for m in messages),
         notes=(*notes, (float(rounds), "Everything is where it must be.")),
     )  # fmt: skip
+
+
+class RingPanel(PlayedPanel):
+    """A collective on a ring, round by round: messages, sums, and bytes sent.
+
+    Example:
+        >>> panel = RingPanel(devices=4, collective="all-reduce")
+        >>> panel.player.scene["end"]  # rounds: 2 (devices - 1)
+        6.0
+    """
+
+    title = "A ring: who sends which part, and what has arrived?"
+    figure_size = (9.6, 1.9)
+    has_palette = True
+
+    devices = Number("Devices", 8, low=2, high=MOST_DEVICES)
+    collective = Choice("Collective", "all-reduce", {name: name for name in COLLECTIVES})
+    size = Choice("Array", 64.0, {"64 kB": 0.064, "1 MB": 1.0, "64 MB": 64.0})
+    ways = Choice("Sent", 1, {"to the right": 1, "half of it to the left": 2})
+
+    compute = staticmethod(ring_view)
+    scene = staticmethod(ring_scene)
+    places = ((SentPlot, (0.02, 0.2, 0.96, 0.6)),)

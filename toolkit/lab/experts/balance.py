@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.experts import expert_loads, route, updated_choice_bias
 from toolkit.figures import ACCENT, FAINT, INK, look
@@ -148,8 +147,8 @@ class BarsPlot(Plot):
         axes.set_ylabel("of an even load")
         axes.set_xticks(range(EXPERTS), NAMES)
         axes.tick_params(axis="x", length=0)
-        bars = axes.bar(range(EXPERTS), 0, 0.72, color=TINTS, edgecolor=INK, linewidth=0.7)
-        self.bars = list(map(self.moving, bars))
+        look = {"color": TINTS, "edgecolor": INK, "linewidth": 0.7}
+        self.bars = self.bars_at(range(EXPERTS), 0.72, **look)
         self.before = self.marks(FAINT, "_", markersize=20, markeredgewidth=2, label="without bias")
         axes.axhline(1, color=INK, linestyle="--", linewidth=1.4, label="even", zorder=5)
         self.biases = [self.text(n, 2.5, ha="center", fontsize=9) for n in range(EXPERTS)]
@@ -167,8 +166,8 @@ class BarsPlot(Plot):
 class StepsPlot(Plot):
     """A share at every step, and the chosen step."""
 
-    def __init__(self, axes: Axes, title: str, of: str, top: float) -> None:
-        super().__init__(axes, title=title)
+    def __init__(self, axes: Axes, title: str, of: str, top: float, below: str = "") -> None:
+        super().__init__(axes, title=title, xlabel=below)
         self._of = of
         axes.set(xlim=(0, STEPS), ylim=(0, top))
         axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
@@ -204,8 +203,7 @@ class BalancePanel(Panel):
     )
     step = Number("Step", 60, low=0, high=STEPS, explanation="Steps of the bias so far")
 
-    def compute(self, **state: Any) -> BalanceView:
-        return balance_view(**state)
+    compute = staticmethod(balance_view)
 
     def pieces(self) -> Iterator[Progress]:
         start = self.step if self.step < STEPS else 0
@@ -216,14 +214,8 @@ class BalancePanel(Panel):
     def after_piece(self) -> None:
         """Nothing: every piece has shown itself."""
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        last = figure.add_axes((0.6, 0.19, 0.38, 0.26))
-        last.set_xlabel("step")
-        return [
-            BarsPlot(figure.add_axes((0.075, 0.19, 0.43, 0.7))),
-            StepsPlot(
-                figure.add_axes((0.6, 0.63, 0.38, 0.26)),
-                "Fullest expert above an even load", "violation", 1.6,
-            ),
-            StepsPlot(last, "Pairs that go elsewhere", "moved", 0.6),
-        ]  # fmt: skip
+    places = (
+        (BarsPlot, (0.075, 0.19, 0.43, 0.7)),
+        (StepsPlot, (0.6, 0.63, 0.38, 0.26), "Fullest expert above an even load", "violation", 1.6),
+        (StepsPlot, (0.6, 0.19, 0.38, 0.26), "Pairs that go elsewhere", "moved", 0.6, "step"),
+    )

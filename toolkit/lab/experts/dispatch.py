@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK, Look, log_axes, look
 from toolkit.lab.kit.controls import Choice, Number
@@ -150,8 +149,8 @@ class WaysPlot(Plot):
         self.name_rows([*WAYS])
         axes.spines["bottom"].set_visible(False)
         colours = [_LOOKS[way].colour for way in WAYS]
-        bars = axes.barh(range(len(WAYS)), 0, 0.36, color=colours, edgecolor=INK, linewidth=0.6)
-        self.bars = list(map(self.moving, bars))
+        flat = {"is_flat": True, "color": colours, "edgecolor": INK, "linewidth": 0.6}
+        self.bars = self.bars_at(range(len(WAYS)), 0.36, **flat)
         self._words = [self.text(0, row, va="center", fontsize=9) for row in range(len(WAYS))]
         self._below = [
             self.text(0.01, row + 0.34, va="center", fontsize=8) for row in range(len(WAYS))
@@ -209,11 +208,8 @@ class DispatchPanel(Panel):
     )
     capacity = Number("Capacity", 1.25, low=0.5, high=4.0, step=0.25)
 
-    def compute(self, **state: Any) -> DispatchView:
-        return dispatch_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            WaysPlot(figure.add_axes((0.125, 0.16, 0.36, 0.74))),
-            DegreesPlot(figure.add_axes((0.58, 0.26, 0.4, 0.64))),
-        ]
+    compute = staticmethod(dispatch_view)
+    places = (
+        (WaysPlot, (0.125, 0.16, 0.36, 0.74)),
+        (DegreesPlot, (0.58, 0.26, 0.4, 0.64)),
+    )

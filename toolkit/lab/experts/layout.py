@@ -6,12 +6,10 @@ Pure functions.
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, INK, Look, look
 from toolkit.lab.experts.small_mixture import CHOSEN, EXPERTS, LAYERS, held_out_logits
@@ -191,11 +189,8 @@ class DevicesPlot(Plot):
         self.bars = {}
         for plan, offset, hatch in zip(PLANS[:2], (-0.2, 0.2), ("//", ""), strict=True):
             places, colour = np.arange(DEVICES) + offset, _LOOKS[plan].colour
-            bars = axes.bar(
-                places, 0, 0.36, color="white" if hatch else colour, edgecolor=colour, hatch=hatch,
-                label=plan,
-            )  # fmt: skip
-            self.bars[plan] = list(map(self.moving, bars))
+            look = {"color": "white" if hatch else colour, "edgecolor": colour, "hatch": hatch}
+            self.bars[plan] = self.bars_at(places, 0.36, label=plan, **look)
         axes.axhline(1, color=INK, linestyle="--", linewidth=1.4, zorder=5)
         axes.legend(loc="upper left", ncols=2, fontsize=9)
 
@@ -248,8 +243,7 @@ class LayoutPanel(Panel):
     )  # fmt: skip
     step = Number("Step", 4, low=1, high=STEPS, explanation="The next part of the text")
 
-    def compute(self, **state: Any) -> LayoutView:
-        return layout_view(**state)
+    compute = staticmethod(layout_view)
 
     def pieces(self) -> Iterator[Progress]:
         start = self.step + 1 if self.step < STEPS else 1
@@ -260,13 +254,9 @@ class LayoutPanel(Panel):
     def after_piece(self) -> None:
         """Nothing: every piece has shown itself."""
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            SlotsPlot(figure.add_axes((0.055, 0.64, 0.42, 0.27)), PLANS[0], "Static"),
-            SlotsPlot(
-                figure.add_axes((0.555, 0.64, 0.42, 0.27)), PLANS[1],
-                "Placed by the loads of the step before",
-            ),
-            DevicesPlot(figure.add_axes((0.065, 0.19, 0.41, 0.33))),
-            AlongPlot(figure.add_axes((0.565, 0.19, 0.41, 0.33))),
-        ]  # fmt: skip
+    places = (
+        (SlotsPlot, (0.055, 0.64, 0.42, 0.27), PLANS[0], "Static"),
+        (SlotsPlot, (0.555, 0.64, 0.42, 0.27), PLANS[1], "Placed by the loads of the step before"),
+        (DevicesPlot, (0.065, 0.19, 0.41, 0.33)),
+        (AlongPlot, (0.565, 0.19, 0.41, 0.33)),
+    )

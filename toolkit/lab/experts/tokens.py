@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 from toolkit.experts import route
 from toolkit.figures import ACCENT, FAINT, INK
@@ -216,11 +215,10 @@ class LoadPlot(Plot):
         axes.set_ylabel("of an even load")
         axes.set_xticks(range(EXPERTS), NAMES)
         axes.tick_params(axis="x", length=0)
-        look: dict[str, Any] = {"width": 0.72, "edgecolor": INK, "linewidth": 0.7}
-        places = range(EXPERTS)
-        self.taken = list(map(self.moving, axes.bar(places, 0, color=TINTS, **look)))
-        dropped = axes.bar(places, 0, color="white", hatch="////", label="dropped", **look)
-        self.dropped = list(map(self.moving, dropped))
+        look: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.7}
+        self.taken = self.bars_at(range(EXPERTS), 0.72, color=TINTS, **look)
+        look |= {"color": "white", "hatch": "////", "label": "dropped"}
+        self.dropped = self.bars_at(range(EXPERTS), 0.72, **look)
         self.even = self.line(color=INK, linestyle="--", linewidth=1.4, label="even")
         self.room = self.line(color=ACCENT, linewidth=1.6, label="capacity")
         axes.legend(
@@ -246,8 +244,7 @@ class RouterPlot(Plot):
         axes.set(xlim=(-0.6, EXPERTS - 0.4), ylim=(0, 1.18), xlabel="expert")
         axes.set_xticks(range(EXPERTS), NAMES)
         axes.tick_params(axis="x", length=0)
-        bars = axes.bar(range(EXPERTS), 0, 0.72, color=TINTS)
-        self.bars = list(map(self.moving, bars))
+        self.bars = self.bars_at(range(EXPERTS), 0.72, color=TINTS)
         self._words = [self.text(ha="center", va="bottom", fontsize=8.5) for _ in range(CHOSEN)]
 
     def show(self, view: TokensView) -> None:
@@ -259,49 +256,6 @@ class RouterPlot(Plot):
             self._words, chosen, view.weights[view.token], strict=True
         ):
             words.set(text=f"{weight:.0%}", x=expert, y=view.scores[expert] + 0.02)
-
-
-class ExpertPanel(PlayedPanel):
-    """The experts of a text's bytes, their loads, and what a capacity drops.
-
-    Example:
-        >>> panel = ExpertPanel(model="plain", capacity=1.0)
-        >>> bool(panel.view.is_kept.all())
-        False
-    """
-
-    title = "Experts: where do the tokens go, and which are dropped?"
-    figure_size = (9.6, 5.6)
-    has_palette = True
-
-    text = Words("Text", TEXT, explanation=f"The first {MOST} bytes are shown")
-    model = Choice("Trained", "plain", {words: name for name, words in TRAINED.items()})
-    layer = Number("Layer", 2, low=1, high=LAYERS)
-    capacity = Number(
-        "Capacity", 1.25, low=0.25, high=EXPERTS / CHOSEN, step=0.05,
-        explanation="Pairs that an expert takes, relative to an even load",
-    )  # fmt: skip
-    devices = Choice(
-        "Devices", 1, {str(n): n for n in (1, 2, 4, 8)},
-        explanation="Each has an equal part of the text, and its own slots at every expert",
-    )  # fmt: skip
-    token = Number(
-        "Byte", 39, low=1, high=MOST, explanation="The framed one",
-        maximum=lambda view: len(view.words),
-    )  # fmt: skip
-
-    def compute(self, **state: Any) -> TokensView:
-        return tokens_view(**state)
-
-    def scene(self, view: TokensView) -> Scene:
-        return token_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            TextPlot(figure.add_axes((0.02, 0.13, 0.6, 0.79))),
-            LoadPlot(figure.add_axes((0.69, 0.6, 0.3, 0.32))),
-            RouterPlot(figure.add_axes((0.69, 0.13, 0.3, 0.3))),
-        ]
 
 
 def token_scene(view: TokensView) -> Scene:
@@ -340,3 +294,41 @@ def token_scene(view: TokensView) -> Scene:
         tall=0.3, messages=tuple(messages), levels=tuple(levels), grids=(grid,),
         kinds=(Kind("taken", "#a8cfe8"), Kind("dropped", ACCENT)),
     )  # fmt: skip
+
+
+class ExpertPanel(PlayedPanel):
+    """The experts of a text's bytes, their loads, and what a capacity drops.
+
+    Example:
+        >>> panel = ExpertPanel(model="plain", capacity=1.0)
+        >>> bool(panel.view.is_kept.all())
+        False
+    """
+
+    title = "Experts: where do the tokens go, and which are dropped?"
+    figure_size = (9.6, 5.6)
+    has_palette = True
+
+    text = Words("Text", TEXT, explanation=f"The first {MOST} bytes are shown")
+    model = Choice("Trained", "plain", {words: name for name, words in TRAINED.items()})
+    layer = Number("Layer", 2, low=1, high=LAYERS)
+    capacity = Number(
+        "Capacity", 1.25, low=0.25, high=EXPERTS / CHOSEN, step=0.05,
+        explanation="Pairs that an expert takes, relative to an even load",
+    )  # fmt: skip
+    devices = Choice(
+        "Devices", 1, {str(n): n for n in (1, 2, 4, 8)},
+        explanation="Each has an equal part of the text, and its own slots at every expert",
+    )  # fmt: skip
+    token = Number(
+        "Byte", 39, low=1, high=MOST, explanation="The framed one",
+        maximum=lambda view: len(view.words),
+    )  # fmt: skip
+
+    compute = staticmethod(tokens_view)
+    scene = staticmethod(token_scene)
+    places = (
+        (TextPlot, (0.02, 0.13, 0.6, 0.79)),
+        (LoadPlot, (0.69, 0.6, 0.3, 0.32)),
+        (RouterPlot, (0.69, 0.13, 0.3, 0.3)),
+    )

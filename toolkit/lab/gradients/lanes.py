@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from toolkit.figures import ACCENT, INK, look
@@ -219,7 +217,7 @@ class EndsPlot(Plot):
         axes.set(xlim=(0, 1.4), ylim=(len(SEARCHES) - 0.4, -0.6), xticks=(0, 0.5, 1))
         axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
         self.name_rows([*SEARCHES.values()], fontsize=9)
-        self.bars = list(map(self.moving, axes.barh(range(len(SEARCHES)), 0, 0.6)))
+        self.bars = self.bars_at(range(len(SEARCHES)), 0.6, is_flat=True)
         self.words = [self.text(y=at, va="center", fontsize=9) for at in range(len(SEARCHES))]
 
     def show(self, view: LanesView) -> None:
@@ -252,11 +250,8 @@ class LanesPanel(Panel):
         explanation="Of the greedy search: tensors looked at so far, the largest first",
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> LanesView:
-        return lanes_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            LanesPlot(figure.add_axes((0.06, 0.12, 0.58, 0.7))),
-            EndsPlot(figure.add_axes((0.79, 0.16, 0.2, 0.66))),
-        ]
+    compute = staticmethod(lanes_view)
+    places = (
+        (LanesPlot, (0.06, 0.12, 0.58, 0.7)),
+        (EndsPlot, (0.79, 0.16, 0.2, 0.66)),
+    )

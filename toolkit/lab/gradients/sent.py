@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK, look
 from toolkit.lab.kit.controls import Choice, Number
@@ -185,8 +184,8 @@ class BytesPlot(Plot):
         super().__init__(axes, title="Sent per device and step", grid="x", xscale="log")
         axes.set(xlim=(_LOW, _HIGH), xlabel="bytes", ylim=(len(_NAMES) - 0.4, -0.6))
         self.name_rows(_NAMES, fontsize=9)
-        bars = axes.barh(range(len(_NAMES)), 1, 0.68, left=_LOW, color=look("full").colour)
-        self.bars = list(map(self.moving, bars))
+        flat = {"is_flat": True, "left": _LOW, "color": look("full").colour}
+        self.bars = self.bars_at(range(len(_NAMES)), 0.68, **flat)
         self.dense = self.line(color=ACCENT, linestyle="--", linewidth=1.6)
         self.words = [
             self.text(y=at, va="center", fontsize=8.5, bbox=BOX) for at in range(len(_NAMES))
@@ -268,12 +267,9 @@ class SentPanel(Panel):
     link = Choice("Link", "InfiniBand", {name: name for name in LINKS})
     zipf = Number("Zipf exponent", 1.1, low=0, high=2, step=0.1)
 
-    def compute(self, **state: Any) -> SentView:
-        return sent_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            BytesPlot(figure.add_axes((0.12, 0.2, 0.33, 0.7))),
-            LoadsPlot(figure.add_axes((0.51, 0.2, 0.17, 0.7))),
-            LossPlot(figure.add_axes((0.74, 0.2, 0.25, 0.7))),
-        ]
+    compute = staticmethod(sent_view)
+    places = (
+        (BytesPlot, (0.12, 0.2, 0.33, 0.7)),
+        (LoadsPlot, (0.51, 0.2, 0.17, 0.7)),
+        (LossPlot, (0.74, 0.2, 0.25, 0.7)),
+    )

@@ -42,6 +42,7 @@ class Panel:
         figure_size: inches, (width, height).
         has_palette: whether 256 colours suffice for the picture; see `Picture`.
         button: label of the button that starts the long work, `pieces`; empty if there is none.
+        places: the plots, each (its class, its box in the figure, further arguments ...).
         controls: by name.
         state: the controls' values, read-only.
         view: the view now shown.
@@ -62,6 +63,7 @@ class Panel:
     figure_size: tuple[float, float] = (9.6, 4.4)
     has_palette = False
     button = ""
+    places: tuple[tuple[Any, ...], ...] = ()
     _is_built = False
     controls: dict[str, Control]
 
@@ -119,12 +121,13 @@ class Panel:
     # Provided by a subclass.
 
     def compute(self, **state: Any) -> View:
-        """The view for these values: a pure function of its arguments."""
+        """The view for these values: a pure function of its arguments, and often one that stands
+        alone: `compute = staticmethod(sizes_of)`."""
         raise NotImplementedError
 
     def plots(self, figure: Figure) -> list[Plot]:
         """Make axes and artists once; plots are drawn in this order, the first one lowest."""
-        raise NotImplementedError
+        return [plot(figure.add_axes(box), *how) for plot, box, *how in self.places]
 
     def widgets_above(self) -> list[Any]:
         """Widgets between the controls and the picture, made once."""

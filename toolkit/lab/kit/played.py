@@ -18,6 +18,7 @@ from toolkit.lab.kit.scene import Scene
 from toolkit.lab.kit.still import still
 
 NO_PICK = -1
+LANES_LEFT, LANES_WIDTH = 84 / 960, 1 - 14 / 960 - 84 / 960  # the player's lanes, of its width
 
 
 class PlayedPanel(Panel):

@@ -1,6 +1,6 @@
 """A part of a figure, whose artists are made once and moved afterwards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +78,13 @@ class Plot:
     def segments(self, **look: Any) -> LineCollection:
         """Straight lines that move, and may be more or fewer."""
         return self.moving(self.axes.add_collection(LineCollection([], **look)))
+
+    def bars_at(
+        self, places: Iterable[float], size: float, *, is_flat: bool = False, **look: Any
+    ) -> list[Rectangle]:
+        """Bars that move, upright at places of x or flat at places of y."""
+        draw = self.axes.barh if is_flat else self.axes.bar
+        return [self.moving(bar) for bar in draw(list(places), 0, size, **look)]
 
     def frame(self, x: float, y: float, width: float, height: float, **look: Any) -> Rectangle:
         """A frame around what is chosen."""

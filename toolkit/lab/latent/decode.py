@@ -201,11 +201,10 @@ class StepPlot(Plot):
         axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(len(SCHEMES), 0))
         axes.spines["bottom"].set_visible(False)
         rows = range(len(SCHEMES))
-        look: dict[str, Any] = {"height": 0.3, "edgecolor": INK, "linewidth": 0.6}
+        look: dict[str, Any] = {"is_flat": True, "edgecolor": INK, "linewidth": 0.6}
         places = [row + 0.29 for row in rows]
-        self.bars = list(map(self.moving, axes.barh(places, 0, color="#a8cfe8", **look)))
-        sent = axes.barh(places, 0, color="white", hatch="////", **look)
-        self._sent = list(map(self.moving, sent))
+        self.bars = self.bars_at(places, 0.3, color="#a8cfe8", **look)
+        self._sent = self.bars_at(places, 0.3, color="white", hatch="////", **look)
         self._words = [self.text(0.01, row + 0.29, fontsize=8.5, va="center") for row in rows]
         # These do not change: the kinds depend only on the scheme.
         self.below = [axes.text(0.01, row + 0.68, "", fontsize=8, va="center") for row in rows]
@@ -303,8 +302,7 @@ class DecodePanel(Panel):
         maximum=lambda view: view.degree - 1,
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> DecodeView:
-        return decode_view(**state)
+    compute = staticmethod(decode_view)
 
     def plots(self, figure: Figure) -> list[Plot]:
         for row, scheme in enumerate(SCHEMES):

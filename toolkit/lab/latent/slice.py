@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.attention.latent import (
     SlicingReport,
@@ -153,7 +152,7 @@ class SoftmaxPlot(Plot):
         axes.set(xlim=(-0.7, len(TEXT) - 0.3), ylim=(0, 1))
         axes.set_xticks(range(len(TEXT)), TEXT.replace(" ", "·"), fontsize=9)
         axes.tick_params(axis="x", length=0)
-        self.bars = list(map(self.moving, axes.bar(range(len(TEXT)), 0, color="#cfd6dc")))
+        self.bars = self.bars_at(range(len(TEXT)), 0.8, color="#cfd6dc")
         self._query = self.line(color=ACCENT, linewidth=1.2)
         # Weights are apart, so no line joins them; a slice that is not there has no name either.
         self.marks_of = [self.marks(look.colour, look.marker, markersize=6) for look in _LOOKS]
@@ -233,11 +232,8 @@ class SlicePanel(Panel):
     head = Number("Head", 2, low=1, high=4)
     token = Number("Query", 26, low=0, high=len(TEXT) - 1, explanation="Its byte")
 
-    def compute(self, **state: Any) -> SliceView:
-        return slice_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            SoftmaxPlot(figure.add_axes((0.05, 0.55, 0.93, 0.37))),
-            ErrorPlot(figure.add_axes((0.1, 0.1, 0.6, 0.31))),
-        ]
+    compute = staticmethod(slice_view)
+    places = (
+        (SoftmaxPlot, (0.05, 0.55, 0.93, 0.37)),
+        (ErrorPlot, (0.1, 0.1, 0.6, 0.31)),
+    )

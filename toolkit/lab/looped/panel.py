@@ -198,8 +198,7 @@ class LoopPanel(TextPanel):
         compile_ahead()
         super().__init__(**values)
 
-    def compute(self, **state: Any) -> LoopView:
-        return look(**state)
+    compute = staticmethod(look)
 
     def plots(self, figure: Figure) -> list[Plot]:
         places = {"left": 0.07, "right": 0.982, "top": 0.93, "bottom": 0.125}

@@ -213,8 +213,7 @@ class CostPlot(Plot):
         axes.tick_params(axis="y", length=0)
         axes.spines["bottom"].set_visible(False)
         axes.barh((0, 1), 1, 0.4, color="white", edgecolor=FAINT, hatch="//")
-        bars = axes.barh((0, 1), 0, 0.4, color=PLAIN.colour)
-        self.bars = list(map(self.moving, bars))
+        self.bars = self.bars_at((0, 1), 0.4, is_flat=True, color=PLAIN.colour)
         self._words = [self.text(0, row + 0.4, va="center", fontsize=8.5) for row in range(2)]
         axes.text(0, 2.05, "hatched: full attention twice", fontsize=9, va="center")
 
@@ -294,8 +293,7 @@ class LoopStatePanel(TextPanel):
         explanation="Of the two plots of cost; the slider doubles, the box takes any number",
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> StateView:
-        return look_inside(**state)
+    compute = staticmethod(look_inside)
 
     def plots(self, figure: Figure) -> list[Plot]:
         boxes = ((0.06, 0.6, 0.4, 0.31), (0.57, 0.6, 0.4, 0.31), (0.06, 0.16, 0.25, 0.27),

@@ -82,8 +82,7 @@ class MixerCostPanel(Panel):
     head_size = Choice("Head size", 128, HEAD_SIZES)
     bytes_per_number = Choice("Precision", 2, PRECISION)
 
-    def compute(self, **state: Any) -> DecodeCosts:
-        return decode_costs(**state)
+    compute = staticmethod(decode_costs)
 
     def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)

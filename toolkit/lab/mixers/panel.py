@@ -228,8 +228,7 @@ class MixerPanel(PlayedPanel):
     ) -> Comparison:
         return compare(settings=Settings(decay_strength, write_strength, seed), **state)
 
-    def scene(self, view: Comparison) -> Scene:
-        return reading_scene(view)
+    scene = staticmethod(reading_scene)
 
     def plots(self, figure: Figure) -> list[Plot]:
         grid = figure.add_gridspec(

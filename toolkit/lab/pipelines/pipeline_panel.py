@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.played import PlayedPanel
+from toolkit.lab.kit.played import LANES_LEFT, LANES_WIDTH, PlayedPanel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.scene import Scene
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.pipelines.pipeline_view import (
     MOST_DEVICES,
@@ -75,8 +73,8 @@ class EndPlot(Plot):
         axes.set(xticks=[], xlim=(0, 1.22), ylim=(2.6, -0.6))
         axes.spines["bottom"].set_visible(False)
         colours = (look("full").colour, "white", FAINT)
-        bars = axes.barh(range(3), 0, 0.62, color=colours, edgecolor=look("full").colour)
-        self.bars = list(map(self.moving, bars))
+        flat = {"is_flat": True, "color": colours, "edgecolor": look("full").colour}
+        self.bars = self.bars_at(range(3), 0.62, **flat)
         self._words = [self.text(0, row, va="center", fontsize=9) for row in range(3)]
 
     def show(self, view: PipelineView) -> None:
@@ -171,8 +169,7 @@ class PipelinePanel(PlayedPanel):
         found = self._compiled.get(tuple(state[name] for name in _WHOSE))
         return pipeline_view(**state, compiled=found)
 
-    def scene(self, view: PipelineView) -> Scene:
-        return scene_of(view)
+    scene = staticmethod(scene_of)
 
     def change(self, **values: Any) -> None:
         """As of every panel; another schedule starts without moves."""
@@ -215,10 +212,8 @@ class PipelinePanel(PlayedPanel):
         self._compiled[key] = Compiled(**json.loads(out))
         yield 1, 1, "compiled"
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        left, right = 84 / 960, 1 - 14 / 960  # the lanes of the player above
-        return [
-            MemoryPlot(figure.add_axes((left, 0.55, right - left, 0.36))),
-            EndPlot(figure.add_axes((0.17, 0.1, 0.42, 0.32))),
-            CompiledPlot(figure.add_axes((0.66, 0.1, 0.33, 0.32))),
-        ]
+    places = (
+        (MemoryPlot, (LANES_LEFT, 0.55, LANES_WIDTH, 0.36)),
+        (EndPlot, (0.17, 0.1, 0.42, 0.32)),
+        (CompiledPlot, (0.66, 0.1, 0.33, 0.32)),
+    )

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
@@ -262,11 +261,8 @@ class FitsPanel(Panel):
         explanation="Tokens per sequence",
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> FitsView:
-        return fits(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            MapPlot(figure.add_axes((0.123, 0.215, 0.457, 0.685))),
-            FewestPlot(figure.add_axes((0.6, 0.215, 0.39, 0.685))),
-        ]
+    compute = staticmethod(fits)
+    places = (
+        (MapPlot, (0.123, 0.215, 0.457, 0.685)),
+        (FewestPlot, (0.6, 0.215, 0.39, 0.685)),
+    )

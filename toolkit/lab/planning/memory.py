@@ -1,10 +1,8 @@
 """The memory of one chip in a train step, and its limit."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.lab.kit.controls import Choice, Number
@@ -103,8 +101,8 @@ class CascadePlot(Plot):
         # Shares of the longer of total and limit: limits that stay make a redraw cheap.
         axes.set(xticks=[], xlim=(0, 1.1), ylim=(len(ROWS) - 0.5, -0.5))
         axes.spines["bottom"].set_visible(False)
-        bars = axes.barh(range(len(ROWS)), 0, 0.62, color=look("full").colour, linewidth=0)
-        self.bars = [self.moving(bar) for bar in bars]
+        flat = {"is_flat": True, "color": look("full").colour, "linewidth": 0}
+        self.bars = self.bars_at(range(len(ROWS)), 0.62, **flat)
         self._limit = self.line(color=ACCENT, linewidth=2, linestyle="--")
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the limit does not cross
         self._words = [
@@ -187,8 +185,5 @@ class ChipMemoryPanel(Panel):
         explanation="Tokens per sequence",
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> ChipMemoryView:
-        return chip_memory(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [CascadePlot(figure.add_axes((0.115, 0.11, 0.865, 0.73)))]
+    compute = staticmethod(chip_memory)
+    places = ((CascadePlot, (0.115, 0.11, 0.865, 0.73)),)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit._compat import tooltip
 from toolkit.figures import FAINT, INK, look
@@ -215,8 +214,7 @@ class PlanPanel(Panel):
             self._bar.value = done
             self._bar.layout.visibility = "visible"
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            TablePlot(figure.add_axes((0.02, 0.14, 0.66, 0.83))),
-            GradePlot(figure.add_axes((0.76, 0.26, 0.225, 0.6))),
-        ]
+    places = (
+        (TablePlot, (0.02, 0.14, 0.66, 0.83)),
+        (GradePlot, (0.76, 0.26, 0.225, 0.6)),
+    )

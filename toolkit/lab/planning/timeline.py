@@ -2,12 +2,10 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from toolkit.figures import ACCENT, FAINT, INK, look
@@ -111,7 +109,7 @@ _MOST_WORDS = 24
 class LanesPlot(Plot):
     """Lanes from above: a chip's computing, the slow chip's if there is one, the link."""
 
-    def __init__(self, axes: Axes, *, is_close: bool) -> None:
+    def __init__(self, axes: Axes, is_close: bool) -> None:
         super().__init__(axes, grid="")
         self._is_close = is_close
         # One picture: a step has thousands of spans, which would take half a second to draw.
@@ -177,7 +175,7 @@ class SpeedsPlot(Plot):
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.set(xticks=[], xlim=(0, 2), ylim=(len(SPEEDS) - 0.5, -0.5))
         axes.spines["bottom"].set_visible(False)
-        self.bars = list(map(self.moving, axes.barh(range(len(SPEEDS)), 0, 0.6, linewidth=0)))
+        self.bars = self.bars_at(range(len(SPEEDS)), 0.6, is_flat=True, linewidth=0)
         self._words = [self.text(0, row, fontsize=8.5, va="center") for row in range(len(SPEEDS))]
         self._parts = self.text(1.45, -0.5, fontsize=9, va="top", linespacing=1.5)
 
@@ -227,12 +225,10 @@ class TimelinePanel(Panel):
         explanation="Where it begins, in percent of the step",
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> TimelineView:
-        return timeline_of(**state)
+    compute = staticmethod(timeline_of)
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            LanesPlot(figure.add_axes((0.085, 0.66, 0.9, 0.24)), is_close=False),
-            LanesPlot(figure.add_axes((0.085, 0.33, 0.9, 0.24)), is_close=True),
-            SpeedsPlot(figure.add_axes((0.115, 0.065, 0.87, 0.175))),
-        ]
+    places = (
+        (LanesPlot, (0.085, 0.66, 0.9, 0.24), False),
+        (LanesPlot, (0.085, 0.33, 0.9, 0.24), True),
+        (SpeedsPlot, (0.115, 0.065, 0.87, 0.175)),
+    )

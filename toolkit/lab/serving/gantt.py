@@ -8,11 +8,10 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, FAINT, look
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.played import PlayedPanel
+from toolkit.lab.kit.played import LANES_LEFT, LANES_WIDTH, PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Bar, Kind, Scene
 from toolkit.lab.kit.view import Data, View
@@ -260,15 +259,10 @@ class RequestsPanel(PlayedPanel):
         "Request", 0, low=0, high=SHOWN - 1, explanation="Marked below; a click on its lane"
     )
 
-    def compute(self, **state: Any) -> GanttView:
-        return gantt_view(**state)
+    compute = staticmethod(gantt_view)
+    scene = staticmethod(scene_of)
 
-    def scene(self, view: Any) -> Scene:
-        return scene_of(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        left, right = 84 / 960, 1 - 14 / 960  # the lanes of the player above
-        return [
-            PagesPlot(figure.add_axes((left, 0.63, right - left, 0.27))),
-            WaitsPlot(figure.add_axes((left, 0.16, right - left, 0.31))),
-        ]
+    places = (
+        (PagesPlot, (LANES_LEFT, 0.63, LANES_WIDTH, 0.27)),
+        (WaitsPlot, (LANES_LEFT, 0.16, LANES_WIDTH, 0.31)),
+    )

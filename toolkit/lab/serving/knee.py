@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK, look
 from toolkit.lab.kit.controls import Choice, Number
@@ -194,8 +193,7 @@ class GoodputPanel(Panel):
         """All policies at all loads, one after the other."""
         yield from self._missing(*(self.state[name] for name in ("count", "budget", "slots")))
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            SharesPlot(figure.add_axes((0.07, 0.2, 0.58, 0.68))),
-            KneesPlot(figure.add_axes((0.685, 0.2, 0.3, 0.3))),
-        ]
+    places = (
+        (SharesPlot, (0.07, 0.2, 0.58, 0.68)),
+        (KneesPlot, (0.685, 0.2, 0.3, 0.3)),
+    )

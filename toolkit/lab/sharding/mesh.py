@@ -255,9 +255,11 @@ class BytesPlot(Plot):
         self.name_rows([*COPIES])
         axes.set(xticks=[], ylim=(len(COPIES) - 0.3, -0.4))
         axes.spines["bottom"].set_visible(False)
-        whole = axes.barh(range(len(COPIES)), 0, 0.45, color="white", edgecolor=FAINT, hatch="//")
-        stored = axes.barh(range(len(COPIES)), 0, 0.45, color=look("full").colour)
-        self._whole, self._stored = (list(map(self.moving, bars)) for bars in (whole, stored))
+        hatched = {"color": "white", "edgecolor": FAINT, "hatch": "//"}
+        self._whole, self._stored = (
+            self.bars_at(range(len(COPIES)), 0.45, is_flat=True, **style)
+            for style in (hatched, {"color": look("full").colour})
+        )
         self._words = [
             self.text(0, at + 0.46, fontsize=8, va="center") for at in range(len(COPIES))
         ]
@@ -317,8 +319,7 @@ class MeshPanel(Panel):
     scheme = SCHEME
     device = Number("Device", 3, low=0, high=DEVICES - 1, explanation="Whose parts are framed")
 
-    def compute(self, **state: Any) -> MeshView:
-        return who_holds_what(**state)
+    compute = staticmethod(who_holds_what)
 
     def plots(self, figure: Figure) -> list[Plot]:
         places = []

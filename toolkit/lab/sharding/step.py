@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.figures import INK, look
 from toolkit.lab.kit.controls import Number
@@ -172,8 +171,8 @@ class KindsPlot(Plot):
         }
         self.bars = []
         for offset, style in ((-0.21, compiled), (0.21, book)):
-            bars = axes.barh([at + offset for at in range(len(KINDS))], 0, 0.36, **style)
-            self.bars.append(list(map(self.moving, bars)))
+            places = [at + offset for at in range(len(KINDS))]
+            self.bars.append(self.bars_at(places, 0.36, is_flat=True, **style))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
         self._words = [
             [self.text(0, at + offset, fontsize=9, va="center") for at in range(len(KINDS))]
@@ -205,40 +204,6 @@ class CausePlot(Plot):
         self._head.set_text(head)
         lines = [line for words in others for line in textwrap.wrap(words, _LETTERS)]
         self._body.set_text("\n".join(lines))
-
-
-class StepPanel(PlayedPanel):
-    """The communication of one block's compiled step, which plays hop by hop, with its causes, and
-    that of the textbook.
-
-    Example:
-        >>> panel = StepPanel(mesh="1x8", scheme="tensor")
-        >>> panel.view.compiled_of("all-reduce") == panel.view.expected_of("all-reduce")
-        True
-    """
-
-    title = "What does the compiled step send?"
-    figure_size = (9.6, 3.5)
-    bar_control = "collective"
-
-    mesh = MESH
-    scheme = SCHEME
-    collective = Number(
-        "Collective", 1, low=1, high=MOST_COLLECTIVES, explanation="Told in words below the lanes",
-        maximum=lambda view: max(len(view.collectives), 1),
-    )  # fmt: skip
-
-    def compute(self, **state: Any) -> StepView:
-        return step_of(**state)
-
-    def scene(self, view: StepView) -> Scene:
-        return step_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            KindsPlot(figure.add_axes((0.125, 0.5, 0.855, 0.38))),
-            CausePlot(figure.add_axes((0.02, 0.1, 0.96, 0.3))),
-        ]
 
 
 def step_scene(view: StepView) -> Scene:
@@ -280,6 +245,35 @@ def step_scene(view: StepView) -> Scene:
         edges=tuple(edges), messages=tuple(messages), lanes=LANES, bars=tuple(bars), kinds=kinds,
         notes=tuple(notes), picks=tuple(picks),
     )  # fmt: skip
+
+
+class StepPanel(PlayedPanel):
+    """The communication of one block's compiled step, which plays hop by hop, with its causes, and
+    that of the textbook.
+
+    Example:
+        >>> panel = StepPanel(mesh="1x8", scheme="tensor")
+        >>> panel.view.compiled_of("all-reduce") == panel.view.expected_of("all-reduce")
+        True
+    """
+
+    title = "What does the compiled step send?"
+    figure_size = (9.6, 3.5)
+    bar_control = "collective"
+
+    mesh = MESH
+    scheme = SCHEME
+    collective = Number(
+        "Collective", 1, low=1, high=MOST_COLLECTIVES, explanation="Told in words below the lanes",
+        maximum=lambda view: max(len(view.collectives), 1),
+    )  # fmt: skip
+
+    compute = staticmethod(step_of)
+    scene = staticmethod(step_scene)
+    places = (
+        (KindsPlot, (0.125, 0.5, 0.855, 0.38)),
+        (CausePlot, (0.02, 0.1, 0.96, 0.3)),
+    )
 
 
 def groups_of(axes: dict[str, int], over: tuple[str, ...]) -> list[list[int]]:

@@ -5,13 +5,11 @@ of the dense pass follows: k + 1 tokens per pass. Rows keep different numbers, s
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, look
 from toolkit.lab.kit.controls import Choice, Number
@@ -192,11 +190,8 @@ class AcceptancePanel(Panel):
     system = Choice("Drafts by", "HATA", {name: name for name in SYSTEMS})
     round = Number("Round", 6, low=1, high=ROUNDS, explanation="One dense pass over all rows each")
 
-    def compute(self, **state: Any) -> AcceptanceView:
-        return acceptance_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            TokensPlot(figure.add_axes((0.115, 0.33, 0.53, 0.55))),
-            RatePlot(figure.add_axes((0.675, 0.33, 0.295, 0.55))),
-        ]
+    compute = staticmethod(acceptance_view)
+    places = (
+        (TokensPlot, (0.115, 0.33, 0.53, 0.55)),
+        (RatePlot, (0.675, 0.33, 0.295, 0.55)),
+    )

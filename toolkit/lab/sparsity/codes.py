@@ -9,14 +9,13 @@ and a product-quantised key gives q . k ~ sum_j table_j[code_j], one look-up per
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.attention.sparse import build
 from toolkit.attention.sparse.decode.hata import HATA, WORD
@@ -306,15 +305,13 @@ class CodesPanel(Panel):
     question = Number("Question", 3, low=1, high=QUESTIONS)
     rank = Number("Token", 1, low=1, high=TOP, explanation="By weight, the heaviest first")
 
-    def compute(self, **state: Any) -> CodesView:
-        return codes_view(**state)
+    compute = staticmethod(codes_view)
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        titles = ("HATA: bits shared", "bits shared, -1 to 1", "cosine with the key")
-        others = ("PQCache: rounded keys", "score by the codes", "true score")
-        return [
-            CountPlot(figure.add_axes((0.075, 0.51, 0.4, 0.42)), ("alike", "cosines"), titles),
-            CountPlot(figure.add_axes((0.58, 0.51, 0.4, 0.42)), ("estimates", "exact"), others),
-            BitsPlot(figure.add_axes((0.075, 0.13, 0.4, 0.15))),
-            TablePlot(figure.add_axes((0.58, 0.13, 0.4, 0.15))),
-        ]
+    places = (
+        (CountPlot, (0.075, 0.51, 0.4, 0.42), ("alike", "cosines"),
+         ("HATA: bits shared", "bits shared, -1 to 1", "cosine with the key")),
+        (CountPlot, (0.58, 0.51, 0.4, 0.42), ("estimates", "exact"),
+         ("PQCache: rounded keys", "score by the codes", "true score")),
+        (BitsPlot, (0.075, 0.13, 0.4, 0.15)),
+        (TablePlot, (0.58, 0.13, 0.4, 0.15)),
+    )  # fmt: skip

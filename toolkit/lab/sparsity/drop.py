@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.experiments.sparse.model import HEADS, LAYERS
 from toolkit.figures import ACCENT, FAINT, INK
@@ -162,8 +161,7 @@ class KeptPlot(Plot):
         axes.set(xlim=(-0.6, QUESTIONS - 0.4), ylim=(0, 1.22), yticks=(0, 0.5, 1))
         axes.set(xticks=range(QUESTIONS), xticklabels=_NUMBERS, yticklabels=("0", "½", "1"))
         axes.set_xlabel("question", labelpad=1, fontsize=9)
-        bars = axes.bar(range(QUESTIONS), 0, 0.7, color=_PARTS["keys and values"])
-        self.bars = list(map(self.moving, bars))
+        self.bars = self.bars_at(range(QUESTIONS), 0.7, color=_PARTS["keys and values"])
         self.read = self.marks(INK, "o", fillstyle="none", markersize=7)
         self.missed = self.marks(ACCENT, "x", markersize=8, markeredgewidth=2)
         self._frame = self.frame(0, 0, 0.9, 1.2, linewidth=1.6)
@@ -242,6 +240,28 @@ class BytesPlot(Plot):
         )  # fmt: skip
 
 
+def drop_scene(view: DropView) -> Scene:
+    """Question by question, the heaviest token of every tile of the text: read, or missed."""
+    tiles = view.tiles()
+    size, notes = view.context // TILES, []
+    for question, place in enumerate(view.text.places):
+        does = "read" if view.finds[question] else "missed"
+        notes.append((float(question), (
+            f"Question {question + 1} ({name_of(view.text.asked[question])}): the answer, "
+            f"{view.name(int(place))}, is {does}; {view.kept[question]:.1%} of the softmax is kept."
+        )))  # fmt: skip
+    rows = TILES // ACROSS
+    grid = Grid(
+        f"The text, {size} tokens a cell: the heaviest of them is read (filled) or missed (hollow)",
+        (0, 0, 1, 1), [f"{row * ACROSS * size:,}" for row in range(rows)], [""] * ACROSS,
+        [*map(float, range(QUESTIONS))], tiles.reshape(QUESTIONS, rows, ACROSS),
+    )  # fmt: skip
+    return Scene(
+        end=float(QUESTIONS), words=view.sentence(), unit="questions", tall=0.2, grids=(grid,),
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
 class DropPanel(PlayedPanel):
     """Sparse decoding of a long text with needles: tokens read and missed.
 
@@ -266,37 +286,10 @@ class DropPanel(PlayedPanel):
     head = Number("Head", 1, low=1, high=HEADS)
     question = Number("Question", 1, low=1, high=QUESTIONS)
 
-    def compute(self, **state: Any) -> DropView:
-        return drop_view(**state)
-
-    def scene(self, view: DropView) -> Scene:
-        return drop_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            KeptPlot(figure.add_axes((0.05, 0.47, 0.41, 0.42))),
-            MissedPlot(figure.add_axes((0.7, 0.47, 0.28, 0.42))),
-            BytesPlot(figure.add_axes((0.125, 0.17, 0.84, 0.11))),
-        ]
-
-
-def drop_scene(view: DropView) -> Scene:
-    """Question by question, the heaviest token of every tile of the text: read, or missed."""
-    tiles = view.tiles()
-    size, notes = view.context // TILES, []
-    for question, place in enumerate(view.text.places):
-        does = "read" if view.finds[question] else "missed"
-        notes.append((float(question), (
-            f"Question {question + 1} ({name_of(view.text.asked[question])}): the answer, "
-            f"{view.name(int(place))}, is {does}; {view.kept[question]:.1%} of the softmax is kept."
-        )))  # fmt: skip
-    rows = TILES // ACROSS
-    grid = Grid(
-        f"The text, {size} tokens a cell: the heaviest of them is read (filled) or missed (hollow)",
-        (0, 0, 1, 1), [f"{row * ACROSS * size:,}" for row in range(rows)], [""] * ACROSS,
-        [*map(float, range(QUESTIONS))], tiles.reshape(QUESTIONS, rows, ACROSS),
-    )  # fmt: skip
-    return Scene(
-        end=float(QUESTIONS), words=view.sentence(), unit="questions", tall=0.2, grids=(grid,),
-        notes=tuple(notes),
-    )  # fmt: skip
+    compute = staticmethod(drop_view)
+    scene = staticmethod(drop_scene)
+    places = (
+        (KeptPlot, (0.05, 0.47, 0.41, 0.42)),
+        (MissedPlot, (0.7, 0.47, 0.28, 0.42)),
+        (BytesPlot, (0.125, 0.17, 0.84, 0.11)),
+    )

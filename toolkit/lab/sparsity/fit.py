@@ -6,13 +6,11 @@ are drawn in the order of the clusters and in the best order.
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.attention.sparse.decode.tactic import Tactic, fit, harmonic, segments
 from toolkit.experiments.sparse.model import HEADS
@@ -245,11 +243,8 @@ class FitPanel(Panel):
     head = Number("Head", 1, low=1, high=HEADS, explanation="Of layer 1")
     question = Number("Question", 3, low=1, high=QUESTIONS)
 
-    def compute(self, **state: Any) -> FitView:
-        return fit_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            ListPlot(figure.add_axes((0.085, 0.29, 0.45, 0.62))),
-            MassPlot(figure.add_axes((0.6, 0.29, 0.385, 0.62))),
-        ]
+    compute = staticmethod(fit_view)
+    places = (
+        (ListPlot, (0.085, 0.29, 0.45, 0.62)),
+        (MassPlot, (0.6, 0.29, 0.385, 0.62)),
+    )

@@ -8,7 +8,7 @@ not depend on tau: it is found once, and every threshold is a comparison.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 from toolkit.attention.sparse.prefill.sale import rounded
 from toolkit.experiments.sparse import model
@@ -259,11 +258,8 @@ class SalePanel(Panel):
         explanation=f"Block of {QUERY_BLOCK} queries; keys come in blocks of {KEY_BLOCK}",
     )  # fmt: skip
 
-    def compute(self, **state: Any) -> SaleView:
-        return sale_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            TileMapPlot(figure.add_axes((0.075, 0.29, 0.36, 0.61))),
-            MarginPlot(figure.add_axes((0.52, 0.29, 0.45, 0.61))),
-        ]
+    compute = staticmethod(sale_view)
+    places = (
+        (TileMapPlot, (0.075, 0.29, 0.36, 0.61)),
+        (MarginPlot, (0.52, 0.29, 0.45, 0.61)),
+    )

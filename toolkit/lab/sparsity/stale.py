@@ -9,14 +9,13 @@ judged by the softmax of the step shown.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 from toolkit.attention.sparse.prefill import top_tiles
 from toolkit.experiments.sparse import model, video
@@ -276,12 +275,9 @@ class StalePanel(Panel):
     layer = Number("Layer", 2, low=1, high=LAYERS)
     head = Number("Head", 1, low=1, high=HEADS)
 
-    def compute(self, **state: Any) -> StaleView:
-        return stale_view(**state)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [
-            MapPlot(figure.add_axes((0.065, 0.27, 0.37, 0.64))),
-            AgePlot(figure.add_axes((0.52, 0.62, 0.45, 0.29)), "Softmax kept", "mass"),
-            AgePlot(figure.add_axes((0.52, 0.27, 0.45, 0.25)), "Error of the output", "error"),
-        ]
+    compute = staticmethod(stale_view)
+    places = (
+        (MapPlot, (0.065, 0.27, 0.37, 0.64)),
+        (AgePlot, (0.52, 0.62, 0.45, 0.29), "Softmax kept", "mass"),
+        (AgePlot, (0.52, 0.27, 0.45, 0.25), "Error of the output", "error"),
+    )

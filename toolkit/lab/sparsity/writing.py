@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from toolkit.attention.sparse import (
     SELECTORS,
@@ -167,6 +166,35 @@ class KeptPlot(Plot):
         set_limits(self.axes, x=(0, count))
 
 
+def writing_scene(view: WritingView) -> Scene:
+    """The words as they are read and dropped; beside them what every word read."""
+    count, read = len(view.words), view.read()
+    times = [*map(float, range(count))]
+    rows = -(-count // ACROSS)
+    labels = [*view.words, *[""] * (rows * ACROSS - count)]
+    lines = np.full((count, rows * ACROSS), np.inf)
+    lines[:, :count] = read
+    history = np.full((count, count, count), np.inf)
+    for time in range(count):
+        history[time, : time + 1] = read[: time + 1]
+    grids = (
+        Grid("Read now, by weight", (0, 0, 0.62, 1), [""] * rows, [""] * ACROSS, times,
+             lines.reshape(count, rows, ACROSS), labels),
+        Grid("Each word a row: what it read", (0.64, 0, 0.36, 1), [""] * count, [""] * count, times,
+             history),
+    )  # fmt: skip
+    notes = []
+    for time, word in enumerate(view.words):
+        gone = [w for w, x in zip(view.words, read[time], strict=True) if np.isnan(x)]
+        does = "is read with the prompt" if time < view.prompt else "is written"
+        lost = f"; gone: {', '.join(gone)}" if gone else ""
+        notes.append((float(time), f"“{word}” {does}: {view.kept[time]:.0%} of the softmax{lost}."))
+    return Scene(
+        end=float(count), words=view.sentence(), unit="words", tall=0.26, grids=grids,
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
 class WritingPanel(PlayedPanel):
     """A text is written with a small cache: tokens that are read, kept unread, and evicted.
 
@@ -200,37 +228,5 @@ class WritingPanel(PlayedPanel):
             **given, system=system, budget=budget, prompt=prompt, weights=weights, full=full
         )
 
-    def scene(self, view: WritingView) -> Scene:
-        return writing_scene(view)
-
-    def plots(self, figure: Figure) -> list[Plot]:
-        return [KeptPlot(figure.add_axes((0.04, 0.24, 0.94, 0.5)))]
-
-
-def writing_scene(view: WritingView) -> Scene:
-    """The words as they are read and dropped; beside them what every word read."""
-    count, read = len(view.words), view.read()
-    times = [*map(float, range(count))]
-    rows = -(-count // ACROSS)
-    labels = [*view.words, *[""] * (rows * ACROSS - count)]
-    lines = np.full((count, rows * ACROSS), np.inf)
-    lines[:, :count] = read
-    history = np.full((count, count, count), np.inf)
-    for time in range(count):
-        history[time, : time + 1] = read[: time + 1]
-    grids = (
-        Grid("Read now, by weight", (0, 0, 0.62, 1), [""] * rows, [""] * ACROSS, times,
-             lines.reshape(count, rows, ACROSS), labels),
-        Grid("Each word a row: what it read", (0.64, 0, 0.36, 1), [""] * count, [""] * count, times,
-             history),
-    )  # fmt: skip
-    notes = []
-    for time, word in enumerate(view.words):
-        gone = [w for w, x in zip(view.words, read[time], strict=True) if np.isnan(x)]
-        does = "is read with the prompt" if time < view.prompt else "is written"
-        lost = f"; gone: {', '.join(gone)}" if gone else ""
-        notes.append((float(time), f"“{word}” {does}: {view.kept[time]:.0%} of the softmax{lost}."))
-    return Scene(
-        end=float(count), words=view.sentence(), unit="words", tall=0.26, grids=grids,
-        notes=tuple(notes),
-    )  # fmt: skip
+    scene = staticmethod(writing_scene)
+    places = ((KeptPlot, (0.04, 0.24, 0.94, 0.5)),)

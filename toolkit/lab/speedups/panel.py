@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from toolkit.figures import ACCENT, FAINT, log_axes, look
@@ -210,10 +209,10 @@ class SpeedupPanel(Panel):
     def compute(self, **state: Any) -> SpeedupView:
         return speedups(self.times, **state)
 
-    def plots(self, figure: Figure) -> list[Plot]:
-        rivals = figure.add_axes((0.19, 0.215, 0.24, 0.62))
-        every = figure.add_axes((0.665, 0.215, 0.305, 0.7))
-        return [TimesPlot(every), RivalsPlot(rivals)]
+    places = (
+        (RivalsPlot, (0.19, 0.215, 0.24, 0.62)),
+        (TimesPlot, (0.665, 0.215, 0.305, 0.7)),
+    )
 
     def pieces(self) -> Iterator[Progress]:
         chosen: Any = self.view
