@@ -98,8 +98,9 @@ def test_its_line_is_on_the_page_of_mixers():
 
 
 def test_the_instrument_of_attention_counts_measures_and_names_it():
+    from toolkit.lab.attention.cost_curves import DECODE, PREFILL, Layer, Machine
+    from toolkit.lab.attention.instrument import costs, decode_memory
     from toolkit.lab.attention.measurement import measure_pieces
-    from toolkit.lab.attention.view import DECODE, PREFILL, Layer, Machine, costs, decode_memory
 
     mixers = ("full", "toy")
     sizes = {"context_length": 4096, "heads": 4, "head_size": 64, "window": 512, "mixers": mixers}

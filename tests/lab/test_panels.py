@@ -15,7 +15,7 @@ pytest.importorskip("anywidget")
 from toolkit import lab
 from toolkit.figures import use_size
 from toolkit.lab.attention import instrument
-from toolkit.lab.attention.view import Machine
+from toolkit.lab.attention.cost_curves import Machine
 from toolkit.lab.kit.controls import LABEL_WIDTH, Choice, Number, Words
 from toolkit.lab.kit.drags import nearest
 from toolkit.lab.kit.panel import Panel

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from toolkit.lab.lessons.room import Room
     from toolkit.lab.looped.panel import LoopPanel
     from toolkit.lab.looped.state import LoopStatePanel
-    from toolkit.lab.lr.race_panel import RacePanel
+    from toolkit.lab.lr.race import RacePanel
     from toolkit.lab.lr.search_panel import SearchPanel
     from toolkit.lab.mixers.costs import MixerCostPanel
     from toolkit.lab.mixers.panel import MixerPanel
@@ -131,7 +131,7 @@ _HOMES = {
     "toolkit.lab.lessons.room": ("Room",),
     "toolkit.lab.looped.panel": ("LoopPanel",),
     "toolkit.lab.looped.state": ("LoopStatePanel",),
-    "toolkit.lab.lr.race_panel": ("RacePanel",),
+    "toolkit.lab.lr.race": ("RacePanel",),
     "toolkit.lab.lr.search_panel": ("SearchPanel",),
     "toolkit.lab.mixers.costs": ("MixerCostPanel",),
     "toolkit.lab.mixers.panel": ("MixerPanel",),

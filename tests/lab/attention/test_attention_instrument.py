@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab.attention import instrument, measurement
+from toolkit.lab.attention.cost_curves import DECODE, MIXER_NAMES, PREFILL, Machine
 from toolkit.lab.attention.instrument import CostPanel
-from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Machine
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from toolkit.lab.attention.view import (
+from toolkit.lab.attention.cost_curves import (
     DECODE,
     KEPT,
     MIXER_NAMES,
@@ -11,9 +11,8 @@ from toolkit.lab.attention.view import (
     TOKENS,
     Machine,
     Point,
-    costs,
-    decode_memory,
 )
+from toolkit.lab.attention.instrument import costs, decode_memory
 
 MACHINE = Machine("a machine", 1e11, 1e10, 4)
 SIZES = {"context_length": 4096, "heads": 4, "head_size": 64, "window": 512}

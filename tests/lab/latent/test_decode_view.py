@@ -4,14 +4,15 @@ import pytest
 
 from toolkit.attention.latent import PRESETS
 from toolkit.lab.latent.decode import (
+    ARRAYS,
     PUBLISHED,
     PUBLISHED_CONTEXTS,
     SCHEMES,
     TITLES,
     collectives_of,
     decode_view,
+    holding,
 )
-from toolkit.lab.latent.holding import ARRAYS, holding, numbers_held
 from toolkit.planning import decode_cost
 
 SETTING = {"model": "deepseek_v3", "kind": "h100", "degree": 8, "slices": 2, "batch": 16}
@@ -19,6 +20,20 @@ SETTING = {"model": "deepseek_v3", "kind": "h100", "degree": 8, "slices": 2, "ba
 
 def view_of(**changes):
     return decode_view(**{**SETTING, "context": 32768, "chip": 0, **changes})
+
+
+def numbers_held(config, shards):
+    """The number of weights, and of cached numbers per token of all rows, in a shard."""
+    sizes = config.parameters
+    weights = (
+        sizes["query_down"]
+        + sizes["rope_key"]
+        + (sizes["query_up"] + sizes["output"]) * shards["heads"].share
+        + sizes["latent_down"] * shards["down"].share
+        + (sizes["key_up"] + sizes["value_up"]) * shards["up"].share
+    )
+    cache = shards["cache"]
+    return weights, config.latent_size * cache.share + config.rope_size * cache.along[1]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from toolkit.lab.kit.stored import stored_folder
-from toolkit.lab.latent.slice import BASES, slice_view, sliced_layer
-from toolkit.lab.latent.small_layers import TEXT, record, small_layers
+from toolkit.lab.latent.slice import BASES, TEXT, record, slice_view, sliced_layer, small_layers
 
 # They compile what compares slices.
 pytestmark = pytest.mark.slow

@@ -8,9 +8,8 @@ from tiers import by_night
 pytest.importorskip("ipywidgets")
 
 from toolkit.figures.axes import round_up
-from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.panel import LoopPanel
-from toolkit.lab.looped.reader import MAX_LOOPS
+from toolkit.lab.looped.reader import MAX_LOOPS, PATTERNS
 from toolkit.lab.looped.state import LoopStatePanel
 
 BINARY = (1, 1.5, 2), 2

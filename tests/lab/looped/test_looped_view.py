@@ -12,10 +12,18 @@ from toolkit.attention import MIXERS
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.text import MOST
 from toolkit.lab.looped import reader
-from toolkit.lab.looped.models import PATTERNS, small_model
-from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS, influence, loop_gates, trace
+from toolkit.lab.looped.panel import BEST, look
+from toolkit.lab.looped.reader import (
+    MAX_LOOPS,
+    MAX_TOKENS,
+    PATTERNS,
+    influence,
+    loop_gates,
+    read,
+    small_model,
+    trace,
+)
 from toolkit.lab.looped.state import EVEN, first_byte, look_inside, sink_heading
-from toolkit.lab.looped.view import BEST, look, read
 from toolkit.looped import (
     LoopedCache,
     LoopedConfig,

@@ -12,10 +12,8 @@ from yardstick import assert_quick
 pytest.importorskip("anywidget")
 
 from toolkit.lab.kit.curve_control import KNOTS, Curve, at_knots
-from toolkit.lab.lr.known_schedules import SHAPES, best_known
-from toolkit.lab.lr.race_panel import RacePanel
-from toolkit.lab.lr.race_view import RACERS, SEARCHED, drawn_rates, plotted, settings_of
-from toolkit.lab.lr.search_problems import problem
+from toolkit.lab.lr.race import RACERS, SEARCHED, RacePanel, drawn_rates, plotted, settings_of
+from toolkit.lab.lr.search_problems import SHAPES, best_known, problem
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow

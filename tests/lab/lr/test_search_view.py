@@ -7,19 +7,21 @@ from whole_search import whole_search
 pytest.importorskip("anywidget")
 
 from toolkit.lab.kit.view import in_cell
-from toolkit.lab.lr.known_schedules import (
+from toolkit.lab.lr.search_problems import (
+    BUDGETS,
+    PROBLEMS,
     SHAPES,
+    STABLE,
     STORED,
     best_known,
     find_schedules,
     peaks,
+    problem,
     run_peak,
     tuned,
 )
-from toolkit.lab.lr.search_landscape import columns, parabola
-from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS, STABLE, problem
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, from_arrays, next_round
-from toolkit.lab.lr.search_view import view_round
+from toolkit.lab.lr.search_view import columns, parabola, view_round
 from toolkit.lr import Request
 
 EXACT = 1e-9

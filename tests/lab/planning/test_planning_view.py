@@ -6,8 +6,7 @@ import pytest
 
 from toolkit.lab.planning.fits import COUNTS, MODELS, SCHEMES, fits
 from toolkit.lab.planning.memory import chip_memory
-from toolkit.lab.planning.stored_timelines import STRATEGIES
-from toolkit.lab.planning.timeline import SPEEDS, timeline_of
+from toolkit.lab.planning.timeline import SPEEDS, STRATEGIES, timeline_of
 from toolkit.planning import Strategy, predict, what_fits
 
 STATE: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("anywidget")
 
 from toolkit.lab.serving import gantt, knee
-from toolkit.lab.serving.workload import PAGE, POLICIES, served
+from toolkit.lab.serving.knee import PAGE, POLICIES, served
 
 TIGHT = {"pages": 128, "slots": 32}
 

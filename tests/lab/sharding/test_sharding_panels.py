@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab.sharding.mesh import MeshPanel
-from toolkit.lab.sharding.mlp_step import MESHES, SCHEMES
 from toolkit.lab.sharding.step import StepPanel, groups_of
+from toolkit.lab.sharding.stored_steps import MESHES, SCHEMES
 
 # Together they draw for longer than the first tier has time.
 pytestmark = pytest.mark.slow

@@ -9,21 +9,18 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.lab.sharding.mesh import COPIES, device_range, place, who_holds_what
-from toolkit.lab.sharding.mlp_step import (
+from toolkit.lab.sharding.step import KINDS, PASSES, step_of, textbook
+from toolkit.lab.sharding.stored_steps import (
     MESHES,
     SCHEMES,
+    arrays_of,
     block_layout,
     block_loss,
-    step_arguments,
-)
-from toolkit.lab.sharding.step import KINDS, PASSES, step_of
-from toolkit.lab.sharding.stored_steps import (
-    arrays_of,
     collectives_of,
     compiled_with,
+    step_arguments,
     stored_step,
 )
-from toolkit.lab.sharding.textbook import textbook
 from toolkit.measure import collectives
 from toolkit.parallel import make_mesh, sharded_train_step
 from toolkit.parallel.axes import axes_of

@@ -2,8 +2,16 @@
 
 import pytest
 
-from toolkit.lab.sparsity.acceptance import DRAFTED, OWN, REFUSED, acceptance_view
-from toolkit.lab.sparsity.stored_acceptance import DRAFTS, LENGTH, SYSTEMS, kept_by_round
+from toolkit.lab.sparsity.acceptance import (
+    DRAFTED,
+    DRAFTS,
+    LENGTH,
+    OWN,
+    REFUSED,
+    SYSTEMS,
+    acceptance_view,
+    kept_by_round,
+)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

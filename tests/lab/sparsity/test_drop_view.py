@@ -9,8 +9,16 @@ from tiers import by_night
 from toolkit.attention.sparse import FixedTokens, build, decode_step, output_error, update
 from toolkit.lab.sparsity import drop as views
 from toolkit.lab.sparsity.drop import drop_view, missed
-from toolkit.lab.sparsity.layers_read import read_sparsely
-from toolkit.lab.sparsity.reading import SYSTEMS, ask, best, finish, index_of, params, read_text
+from toolkit.lab.sparsity.reading import (
+    SYSTEMS,
+    ask,
+    best,
+    finish,
+    index_of,
+    params,
+    read_sparsely,
+    read_text,
+)
 
 # They read a text of a thousand tokens, and compile every system.
 slow = pytest.mark.slow

@@ -100,7 +100,7 @@ def test_filters_that_let_nothing_through_say_so():
     panel.measure()
     assert "a button cannot do this work" in panel.page.job.message
     startup = SpeedupPanel(method="startup", work="every").view
-    assert startup.modelled(startup.time) is None
+    assert startup.time.modelled_seconds(startup.chip) is None
 
 
 def test_a_time_taken_here_is_checked_labelled_and_divides_nothing():

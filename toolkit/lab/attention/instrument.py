@@ -2,27 +2,29 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK
-from toolkit.lab.attention.cost_curves import BEHIND_WORDS, CostCurves
-from toolkit.lab.attention.measurement import measure_pieces
-from toolkit.lab.attention.view import (
+from toolkit.lab.attention.cost_curves import (
+    BEHIND_WORDS,
     CHUNK_OF_THE_KERNEL,
+    DECODE,
     KEPT,
     MEMORY,
+    MIXER_NAMES,
     PHASES,
-    Costs,
+    PREFILL,
+    CostCurves,
+    CostView,
     Layer,
     Machine,
-    Memory,
     Point,
-    costs,
-    decode_memory,
 )
+from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
@@ -59,6 +61,105 @@ def this_machine() -> Machine:
         found.memory_bytes_per_second,
         4 if found.platform == "cpu" else 2,
     )
+
+
+class Costs(CostView):
+    """What reading a context costs, and one more token."""
+
+    def sentence(self) -> str:
+        parts = []
+        for phase, what in ((PREFILL, "reading them"), (DECODE, "writing the next one")):
+            ratio = self.cost(phase, "full") / self.cost(phase, self.last)
+            parts.append(
+                f"{what} costs {self.cell_of(phase, 'full')} with full softmax and "
+                f"{self.cell_of(phase, self.last)} with the {self.names[self.last]} "
+                f"({in_words(ratio, 'times')} as much)"
+            )
+        where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
+        return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}{self._measured_words()}"
+
+    def footnote(self) -> str:
+        whose = f" for {self.machine.name}" if self.machine else ""
+        markers = "; markers: measured here" if self.measured else ""
+        # Seconds of a roofline: a token on a large GPU takes less than a program takes to start.
+        launch = ", without the time to launch a program" if self.machine else ""
+        return f"Lines: modelled{whose}{launch}{markers}. One layer, one sequence."
+
+    def _measured_words(self) -> str:
+        if not self.measured:
+            return ""
+        longest = max(point.tokens for point in self.measured)
+        row, parts = self.row(self.row_of(longest)), []
+        for phase in (PREFILL, DECODE):
+            ours, peer = (
+                row.get(f"{self.heading(phase, name)}, measured") for name in (self.last, "full")
+            )
+            if ours and peer:
+                parts.append(f"{phase} {peer} against {ours}")
+        return f" Measured here at {longest:,} tokens: {', '.join(parts)}."
+
+
+def costs(
+    *,
+    context_length: int,
+    machine: Machine,
+    unit: str = "seconds",
+    measured: tuple[Point, ...] = (),
+    mixers: tuple[str, ...] = MIXER_NAMES,
+    **sizes: Any,
+) -> Costs:
+    """Cost of one attention layer, one sequence: reading a context, and one token after it.
+
+    `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times with
+    these very sizes, those of a `Layer`; `mixers` are `"full"` and any other rows.
+    """
+    layer, is_time = Layer(bytes_per_number=machine.bytes_per_number, **sizes), unit == "seconds"
+    return Costs(
+        context_length, layer, dict(zip(mixers, mixers, strict=True)),
+        {phase: counted._replace(unit=unit) for phase, counted in PHASES.items()},
+        machine if is_time else None, measured if is_time else (),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(CostView):
+    """What a model keeps to write its next token, beside the memory of a device."""
+
+    capacity_bytes: float
+    capacity_name: str
+
+    def sentence(self) -> str:
+        layer = self.layer
+        cache, state = (self.cost(KEPT, name) for name in ("full", self.last))
+        words = ("the cache", "the state") if cache >= state else ("the state", "the cache")
+        ratio = in_words(max(cache, state) / min(cache, state), "times")
+        caption = (
+            f"At {self.chosen:,} tokens the key-value cache holds {self.cell_of(KEPT, 'full')}, "
+            f"the {self.names[self.last]}'s state {self.cell_of(KEPT, self.last)}: {words[0]} is "
+            f"{ratio} {words[1]} (modelled; {layer.layers} layers, {layer.heads} heads of "
+            f"{layer.head_size}, {layer.sequences} at once)."
+        )
+        share = cache / self.capacity_bytes
+        if share >= 1:
+            caption += f" The cache no longer fits one {self.capacity_name}."
+        elif share >= 0.01:
+            caption += f" The cache fills {share:.0%} of one {self.capacity_name}."
+        return caption
+
+
+def decode_memory(
+    *,
+    context_length: int,
+    capacity_bytes: float,
+    capacity_name: str,
+    mixers: tuple[str, ...] = MIXER_NAMES,
+    **sizes: Any,
+) -> Memory:
+    """Bytes that a whole model keeps between tokens; `sizes` are those of a `Layer`."""
+    return Memory(
+        context_length, Layer(**sizes), dict(zip(mixers, mixers, strict=True)), {KEPT: MEMORY},
+        capacity_bytes=capacity_bytes, capacity_name=capacity_name,
+    )  # fmt: skip
 
 
 class CostPanel(Panel):

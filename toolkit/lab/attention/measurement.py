@@ -15,7 +15,7 @@ from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import bound, in_place
 from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs
-from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Layer, Point
+from toolkit.lab.attention.cost_curves import DECODE, MIXER_NAMES, PREFILL, Layer, Point
 from toolkit.measure import time_contenders
 
 # The menu of context lengths: each shape is compiled once, whatever the sliders do.

@@ -10,15 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 
 from toolkit.figures import ACCENT, FAINT, INK, look
-from toolkit.lab.collectives.networks import (
-    MOST_CABLES,
-    NETWORKS,
-    Drawing,
-    best_of,
-    changed,
-    drawing_of,
-    trees_of,
-)
+from toolkit.lab.collectives import networks
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.spots import PointedPanel, Spot, in_picture
@@ -52,7 +44,7 @@ class CutView(View):
     schedule: str
     cable: int
     speed: float
-    drawing: Drawing
+    drawing: networks.Drawing
     best: Optimum
     rates: dict[str, Fraction]
     busy: dict[tuple[int, int], float]
@@ -97,10 +89,10 @@ class CutView(View):
         rate, rings = (float(self.rates[name]) for name in SCHEDULES)
         shown = "Its trees are shown." if self.schedule == "trees" else "The rings are shown."
         return (
-            f"{NETWORKS[self.name]}, {how}: at best an {self.collective} moves {rate:.4g} GB/s = "
-            f"{self.rates['trees']}, because the data of {inside} of {compute} ranks must leave "
-            f"them over links of {float(self.best.cut_rate):.4g} GB/s together (the red links). "
-            f"Rings reach {rings:.4g} GB/s, {rings / rate:.0%} of it. {shown}"
+            f"{networks.NETWORKS[self.name]}, {how}: at best an {self.collective} moves {rate:.4g} "
+            f"GB/s = {self.rates['trees']}, because the data of {inside} of {compute} ranks must "
+            f"leave them over links of {float(self.best.cut_rate):.4g} GB/s together (the red "
+            f"links). Rings reach {rings:.4g} GB/s, {rings / rate:.0%} of it. {shown}"
         )
 
     def footnote(self) -> str:
@@ -112,19 +104,19 @@ class CutView(View):
 
 def cut_view(*, network: str, collective: str, schedule: str, cable: int, speed: float) -> CutView:
     """The view; a cable beyond the last is the last, and a cut that parts the ranks raises."""
-    drawing = drawing_of(network)
+    drawing = networks.drawing_of(network)
     cable = min(cable, len(drawing.cables))
     forests = {
-        name: trees_of(network, collective, name, cable, speed if cable else 1.0)
+        name: networks.trees_of(network, collective, name, cable, speed if cable else 1.0)
         for name in SCHEDULES
     }
     shown = forests[schedule]
-    links = changed(network, cable, speed if cable else 1.0).links
+    links = networks.changed(network, cable, speed if cable else 1.0).links
     moved = {link: float(shown.loads.get(link, 0) * shown.rate) for link in links}
     curve = tuple(_rates(network, collective, cable, each) for each in SPEEDS)
     return CutView(
         network, collective, schedule, cable, speed, drawing,
-        best_of(network, collective, cable, speed if cable else 1.0),
+        networks.best_of(network, collective, cable, speed if cable else 1.0),
         {name: forest.rate for name, forest in forests.items()},
         {link: moved[link] / float(links[link]) for link in links}, moved, curve,
     )  # fmt: skip
@@ -133,10 +125,10 @@ def cut_view(*, network: str, collective: str, schedule: str, cable: int, speed:
 def _rates(network: str, collective: str, cable: int, speed: float) -> tuple[float, float]:
     """GB/s at best and of rings; 0 where the cut parts the ranks."""
     try:
-        best = best_of(network, collective, cable, speed if cable else 1.0)
+        best = networks.best_of(network, collective, cable, speed if cable else 1.0)
     except ValueError:
         return 0.0, 0.0
-    rings = trees_of(network, collective, "rings", cable, speed if cable else 1.0)
+    rings = networks.trees_of(network, collective, "rings", cable, speed if cable else 1.0)
     return float(best.rate), float(rings.rate)
 
 
@@ -165,7 +157,7 @@ class NodesPlot(Plot):
         self.numbers: list[Text] = []
         self._shown: Any = None
 
-    def show_nodes(self, drawing: Drawing, inside: set[int]) -> None:
+    def show_nodes(self, drawing: networks.Drawing, inside: set[int]) -> None:
         """Move nodes and numbers, if they changed."""
         if (drawing, inside) == self._shown:
             return
@@ -187,7 +179,7 @@ class NodesPlot(Plot):
             for rank, (x, y) in enumerate(places[:compute])
         ]
 
-    def line_of(self, drawing: Drawing, link: tuple[int, int]) -> np.ndarray:
+    def line_of(self, drawing: networks.Drawing, link: tuple[int, int]) -> np.ndarray:
         """The points of one way of a cable, a little to the right of it."""
         path = drawing.path(*link)
         along = path[1] - path[0]
@@ -252,7 +244,9 @@ class CutPanel(PointedPanel):
     figure_size = (9.6, 5.0)
     has_palette = True
 
-    network = Choice("Network", "mesh:3x3", {words: name for name, words in NETWORKS.items()})
+    network = Choice(
+        "Network", "mesh:3x3", {words: name for name, words in networks.NETWORKS.items()}
+    )
     collective = Choice(
         "Collective", "all-gather",
         {name: name for name in ("all-gather", "all-reduce")},
@@ -260,7 +254,7 @@ class CutPanel(PointedPanel):
     )  # fmt: skip
     schedule = Choice("Shown", "trees", {words: name for name, words in SCHEDULES.items()})
     cable = Number(
-        "Cable", 3, low=0, high=MOST_CABLES, is_continuous=False,
+        "Cable", 3, low=0, high=networks.MOST_CABLES, is_continuous=False,
         explanation="The dotted one; 0 is none",
         maximum=lambda view: len(view.drawing.cables),
     )  # fmt: skip

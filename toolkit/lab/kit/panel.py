@@ -120,10 +120,8 @@ class Panel:
 
     # Provided by a subclass.
 
-    def compute(self, **state: Any) -> View:
-        """The view for these values: a pure function of its arguments, and often one that stands
-        alone: `compute = staticmethod(sizes_of)`."""
-        raise NotImplementedError
+    compute: Callable[..., View]
+    """The view for the controls' values, which it is given by name: a pure function."""
 
     def plots(self, figure: Figure) -> list[Plot]:
         """Make axes and artists once; plots are drawn in this order, the first one lowest."""

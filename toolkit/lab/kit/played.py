@@ -7,6 +7,7 @@ class RingPanel(PlayedPanel):      # a panel that also says its scene
 import base64
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ class PlayedPanel(Panel):
     def player(self) -> Any:
         return self.page.above[0]
 
-    def scene(self, view: Any) -> Scene:
-        """What the player plays: a pure function of the view."""
-        raise NotImplementedError
+    scene: Callable[[Any], Scene]
+    """What the player plays: a pure function of the view."""
 
     def widgets_above(self) -> list[Any]:
         from toolkit.lab.kit.player import Player  # a panel draws without widgets too

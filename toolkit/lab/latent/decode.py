@@ -1,7 +1,11 @@
-"""Decoding with latent attention on several chips: shards, communication and time."""
+"""Decoding with latent attention on several chips: shards, communication and time.
+
+Chips of the tpla schemes are a grid: `slices` along the latents, the others along the heads, and
+chip 0 and 1 are neighbours along the heads.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,10 +17,64 @@ from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.latent.holding import ARRAYS, Held, holding
 from toolkit.measure import in_words
 from toolkit.planning import DecodeCost, break_even_tokens, decode_cost, plan_decode
 
+ARRAYS = ("heads", "down", "up", "cache")
+
+Part = tuple[float, float]  # start and length along one side, as shares of the whole
+WHOLE: Part = (0.0, 1.0)
+
+
+class Held(NamedTuple):
+    """One chip's shard of an array: a rectangle, as shares of its two sides.
+
+    Attributes:
+        across: start and length along heads ("heads", "up") or latents ("down", "cache").
+        along: start and length along latents ("up") or tokens of all rows ("cache"); else
+            everything.
+    """
+
+    across: Part
+    along: Part
+
+    @property
+    def share(self) -> float:
+        """The share of the whole array."""
+        return self.across[1] * self.along[1]
+
+
+def holding(scheme: str, chips: int, slices: int, chip: int) -> dict[str, Held]:
+    """A chip's shard of every array of `ARRAYS` under a scheme of `toolkit.planning`.
+
+    heads  what makes queries, and the output projection, cut by heads
+    down   what makes latents
+    up     keys and values of every head out of a latent
+    cache  latents; the rotary keys beside them are cut by tokens or rows alone
+    """
+
+    def one_of(parts: int, number: int) -> Part:
+        return number / parts, 1 / parts
+
+    own = one_of(chips, chip)
+    if scheme in ("replicate", "data"):
+        is_cut = scheme == "replicate"
+        heads = own if is_cut else WHOLE
+        cache = Held(WHOLE, WHOLE if is_cut else own)
+        return dict(zip(ARRAYS, (Held(heads, WHOLE), _ALL, Held(heads, WHOLE), cache), strict=True))
+    if scheme == "dcp":
+        return {"heads": Held(own, WHOLE), "down": _ALL, "up": _ALL, "cache": Held(WHOLE, own)}
+    row, column = divmod(chip, chips // slices)
+    latents, heads = one_of(slices, row), one_of(chips // slices, column)
+    return {
+        "heads": Held(own if scheme == "tpla-lean" else heads, WHOLE),
+        "down": Held(latents, WHOLE),
+        "up": Held(heads, latents),
+        "cache": Held(latents, WHOLE),
+    }
+
+
+_ALL = Held(WHOLE, WHOLE)
 ATTENTION_ALONE = 0  # parameters beside it: experts are removed, as in what is published
 SCHEMES = ("replicate", "data", "dcp", "tpla", "tpla-lean")
 CONTEXTS = tuple(2**power for power in range(10, 21))
@@ -105,45 +163,27 @@ def decode_view(
     """All schemes on `degree` chips of a kind; `slices` is limited to the chips."""
     chips, slices, chip = f"{kind}:{degree}", min(slices, degree), min(chip, degree - 1)
 
+    cut = {scheme: slices if scheme.startswith("tpla") else 1 for scheme in SCHEMES}
+
     def costs_at(tokens: int) -> tuple[DecodeCost, ...]:
+        how: Any = {"other_parameters": ATTENTION_ALONE}
         return tuple(
-            decode_cost(
-                model,
-                batch,
-                tokens,
-                chips,
-                scheme=scheme,
-                slices=_slices(scheme, slices),
-                other_parameters=ATTENTION_ALONE,
-            )
-            for scheme in SCHEMES
+            decode_cost(model, batch, tokens, chips, scheme=scheme, slices=own, **how)
+            for scheme, own in cut.items()
         )
 
     costs, along = costs_at(context), [costs_at(tokens) for tokens in CONTEXTS]
-    options: dict[str, Any] = {"chips": degree, "chip": chip}
+    shards = {scheme: holding(scheme, degree, own, chip) for scheme, own in cut.items()}
+    faster = {
+        scheme: [row[0].seconds / row[at].seconds for row in along]
+        for at, scheme in enumerate(SCHEMES)
+    }
+    break_even = break_even_tokens(model, degree, slices) / batch
+    reason = _reason(model, batch, context, chips, costs)
     return DecodeView(
-        model=model,
-        chips=chips,
-        degree=degree,
-        chip=chip,
-        slices=slices,
-        batch=batch,
-        context=context,
-        costs=costs,
-        shards={
-            scheme: holding(scheme, slices=_slices(scheme, slices), **options) for scheme in SCHEMES
-        },
-        faster={
-            scheme: [row[0].seconds / row[at].seconds for row in along]
-            for at, scheme in enumerate(SCHEMES)
-        },
-        break_even=break_even_tokens(model, degree, slices) / batch,
-        reason=_reason(model, batch, context, chips, costs),
-    )
-
-
-def _slices(scheme: str, slices: int) -> int:
-    return slices if scheme.startswith("tpla") else 1
+        model, chips, degree, chip, slices, batch, context, costs, shards, faster, break_even,
+        reason,
+    )  # fmt: skip
 
 
 def _reason(model: str, batch: int, context: int, chips: str, costs: Any) -> str:
@@ -152,7 +192,6 @@ def _reason(model: str, batch: int, context: int, chips: str, costs: Any) -> str
     return plan_decode(model, batch, context, chips, other_parameters=ATTENTION_ALONE).reason
 
 
-HELD, WHOLE = "#2f7fb8", "#eef1f4"
 _LOOKS: dict[str, Look] = dict(
     zip(SCHEMES, map(look, ("full", "window", "gdn", "fourth", "fifth")), strict=True)
 )
@@ -163,42 +202,32 @@ class HoldingPlot(Plot):
     """One array under every scheme: its whole, and in it the part of the chosen chip."""
 
     def __init__(self, axes: Axes, array: str, title: str) -> None:
-        super().__init__(axes)
-        self._at = ARRAYS.index(array)
+        super().__init__(axes, grid="", xlim=(0, 1), ylim=(len(SCHEMES), 0), xticks=[], yticks=[])
+        self._array = array
         axes.set_title(title, fontsize=9.5, loc="center")
-        axes.set(xlim=(0, 1), ylim=(len(SCHEMES), 0), xticks=[], yticks=[])
-        axes.grid(False)
         axes.spines[:].set_visible(False)
         self.parts = []
         for row in range(len(SCHEMES)):
-            axes.add_patch(_box(row, WHOLE, FAINT))
-            self.parts.append(self.moving(axes.add_patch(_box(row, HELD, INK))))
+            whole, part = (
+                axes.add_patch(Rectangle((0, row + 0.14), 1, 0.72, linewidth=0.8, clip_on=False))
+                for _ in range(2)
+            )
+            whole.set(facecolor="#eef1f4", edgecolor=FAINT)
+            part.set(facecolor="#2f7fb8", edgecolor=INK)
+            self.parts.append(self.moving(part))
 
     def show(self, view: DecodeView) -> None:
         for row, (scheme, part) in enumerate(zip(SCHEMES, self.parts, strict=True)):
-            part.set_bounds(*bounds_of(view.shards[scheme][ARRAYS[self._at]], row))
-
-
-def bounds_of(array: Held, row: int) -> tuple[float, float, float, float]:
-    """Left, top, width and height of a part in the row of its scheme, which is 0.72 high."""
-    (left, width), (top, height) = array.across, array.along
-    return left, row + 0.14 + 0.72 * top, width, 0.72 * height
-
-
-def _box(row: int, colour: str, edge: str) -> Rectangle:
-    return Rectangle(
-        (0, row + 0.14), 1, 0.72, facecolor=colour, edgecolor=edge, linewidth=0.8, clip_on=False
-    )
+            (left, width), (top, height) = view.shards[scheme][self._array]
+            part.set_bounds(left, row + 0.14 + 0.72 * top, width, 0.72 * height)
 
 
 class StepPlot(Plot):
     """Predicted step times as bars, with memory per chip and collectives in words."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
+        super().__init__(axes, grid="", xlim=(0, 1), ylim=(len(SCHEMES), 0), xticks=[], yticks=[])
         axes.set_title("Step, sent (hatched); attention's memory", fontsize=9.5)
-        axes.grid(False)
-        axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(len(SCHEMES), 0))
         axes.spines["bottom"].set_visible(False)
         rows = range(len(SCHEMES))
         look: dict[str, Any] = {"is_flat": True, "edgecolor": INK, "linewidth": 0.6}

@@ -1,24 +1,134 @@
 """A text in a looped model, loop by loop: influences on a prediction, and the prediction.
 
-Rows of the plots fill the axes for any number of loops: y runs from 0, the top, to 1.
+The reading of a text is cached, so that moving the token or the number of loops computes nothing
+anew. Rows of the plots fill the axes for any number of loops: y runs from 0, the top, to 1.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK, WEIGHTS
 from toolkit.figures.axes import set_limits
-from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Drag, Plot
-from toolkit.lab.looped.models import PATTERNS
-from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
-from toolkit.lab.looped.view import BEST, LoopView, look
+from toolkit.lab.kit.text import MOST, TextView, back_to_most
+from toolkit.lab.kit.view import Data
+from toolkit.lab.looped import reader
+from toolkit.looped import tokens_reached
+from toolkit.measure.words import counted
+
+BEST = 3
+"""Likeliest bytes shown for each loop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopView(TextView):
+    """The influences on one byte's prediction. Arrays have a row per displayed loop."""
+
+    unit = "byte"
+    reading: reader.Reading
+    share: np.ndarray  # of the influence on the prediction, [loops, time]; 0 where no path leads
+    reach: tuple[int | None, ...]  # bytes a path can lead from, itself included; None: all
+
+    @property
+    def loops(self) -> int:
+        """Loops shown."""
+        return len(self.reach)
+
+    @property
+    def held_out_loss(self) -> float:
+        """Recorded after training: nats per byte on unseen text."""
+        return self.reading.small.record["result"]["held_out_loss"]
+
+    @functools.cached_property
+    def losses(self) -> np.ndarray:
+        """Nats of each byte but the first, [loops, time - 1]."""
+        known, following = self.reading.log_probabilities, self.reading.raw[1:]
+        return -known[: self.loops, np.arange(len(following)), [*following]]
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Mean over the text, nats per byte."""
+        return self.losses.mean(axis=1)
+
+    @property
+    def chances(self) -> np.ndarray:
+        """The probability of each byte given those before it, [loops, time]; NaN for the first."""
+        return np.pad(np.exp(-self.losses), ((0, 0), (1, 0)), constant_values=np.nan)
+
+    @functools.cached_property
+    def best(self) -> list[list[tuple[str, float]]]:
+        """The likeliest next bytes with their probabilities, the likeliest first."""
+        rows = np.exp(self.reading.log_probabilities[: self.loops, self.token])
+        best = np.argsort(-rows, axis=-1)[:, :BEST]
+        return [
+            [(reader.visible(int(byte)), float(row[byte])) for byte in bytes_]
+            for row, bytes_ in zip(rows, best, strict=True)
+        ]
+
+    def distance(self, loop: int) -> int:
+        """Bytes back within which `MOST` of the influence lies; 0 is the byte itself."""
+        return back_to_most(self.share[loop], self.token)
+
+    def data(self) -> Data:
+        """A column per loop; a row per number of the loop, then one per byte of the text."""
+        loops, ranks = range(self.loops), enumerate(("likeliest", "second", "third"))
+        rows = [
+            ("loss of the text, nats per byte", "", self.loss),
+            ("reach in bytes, modelled", "", [reach or "all" for reach in self.reach]),
+            (f"bytes back to {MOST:.0%} of influence", "", [self.distance(n) for n in loops]),
+            *(
+                (what, "", [row[n][part] for row in self.best])
+                for n, rank in ranks
+                for part, what in enumerate((f"{rank} next byte", "its chance"))
+            ),
+        ]
+        for what, values in (("share of influence", self.share), ("chance it had", self.chances)):
+            named = (f"{at} {byte}" for at, byte in enumerate(self.words, 1))
+            rows += zip([what] * len(self.words), named, values.T, strict=True)
+        what, byte, values = zip(*rows, strict=True)
+        columns = {f"loop {n + 1}": [row[n] for row in values] for n in loops}
+        return {"what": what, "byte": byte, **columns}
+
+    def footnote(self) -> str:
+        return (
+            "Red line: as far as a path can lead (modelled), in bytes; grey beyond it. Dashed: "
+            f"{MOST:.0%} of the influence lies to its right. Measured here."
+        )
+
+    def sentence(self) -> str:
+        reach, small = self.reach[-1], self.reading.small
+        can = f"{counted(reach, 'byte')}, itself included" if reach else "every byte before it"
+        byte, chance = self.best[-1][0]
+        caption = (
+            f"{self.place_in_words}, after {counted(self.loops, 'loop')} of "
+            f"“{small.config.pattern}”: the prediction can rest on {can}; {MOST:.0%} of the "
+            f"influence comes from it and the {counted(self.distance(-1), 'byte')} before it. It "
+            f"would write “{byte}” ({chance:.0%}). Mean loss of the text after each loop: "
+            f"{', '.join(f'{loss:.2f}' for loss in self.loss)} nats per byte. Measured here; the "
+            f"reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen text."
+        )
+        if self.loops > small.config.loops:
+            caption += f" Trained with {counted(small.config.loops, 'loop')}: more is new to it."
+        return caption + self.left_out_in_words
+
+
+def look(text: str, *, token: int, loops: int, **model: Any) -> LoopView:
+    """Read a text as `read` does, and look back from byte `token`, from 1."""
+    reading, given = reader.read(text, **model), reader.byte_looked_at(text, token)
+    places = jnp.asarray(given["token"]), jnp.asarray(loops)
+    moved = reader.influence(reading.small.model, reading.seen, *places, reading.switches)
+    share = np.asarray(moved)[:loops, : len(reading.raw)]
+    share = share / share.sum(1, keepdims=True)
+    reach = (tokens_reached(dataclasses.replace(reading.config, loops=n + 1)) for n in range(loops))
+    return LoopView(**given, reading=reading, share=share, reach=tuple(reach))
+
 
 SMALLEST_SHARE = 1e-6
 NO_PATH = "#eceff2"
@@ -33,7 +143,7 @@ class RowPlot(Plot):
 
     def words(self, **look: Any) -> list[Any]:
         """Words for as many rows as there may be."""
-        return [self.text(va="center", **look) for _ in range(MAX_LOOPS)]
+        return [self.text(va="center", **look) for _ in range(reader.MAX_LOOPS)]
 
     def write(self, texts: list[Any], words: Sequence[str], x: Any) -> None:
         """Write each row's words at x; rows that are not there have none."""
@@ -95,7 +205,7 @@ class InfluencePlot(LoopMap):
         super().show(view)
         steps = np.repeat(np.arange(view.loops + 1) / view.loops, 2)[1:-1]
         # The first byte within reach; the line ends where that is the first of the text.
-        first = np.array([view.token + 1 - (reach or MAX_TOKENS) for reach in view.reach])
+        first = np.array([view.token + 1 - (reach or reader.MAX_TOKENS) for reach in view.reach])
         is_inside = first > 0
         edge = np.repeat(np.where(is_inside, first - 0.5, np.nan), 2)
         if is_inside.any() and not is_inside.all():
@@ -150,36 +260,7 @@ class LossPlot(RowPlot):
         set_limits(self.axes, x=(0, max(2.0, float(np.ceil(1.3 * view.loss.max())))))
 
 
-TEXT = "The class statement defines a class object. The class"
-ON_OFF = {"on": True, "off": False}
-
-
-class TextPanel(Panel):
-    """The controls of both panels: a text, a byte of it, and the model that reads it."""
-
-    text = Words("Text", TEXT, f"Up to {MAX_TOKENS} bytes; press Enter")
-    token = Number(
-        "Byte", MAX_TOKENS, low=1, high=MAX_TOKENS, maximum=lambda view: len(view.words),
-        explanation="Whose prediction is traced",
-    )  # fmt: skip
-    loops = Number(
-        "Loops", 4, low=1, high=MAX_LOOPS, is_continuous=False,
-        explanation="How often the layers run; trained with 4",
-    )  # fmt: skip
-    window = Number(
-        "Window (bytes)", 8, low=1, high=MAX_TOKENS,
-        explanation="What a window layer sees, itself included; trained with 8",
-    )  # fmt: skip
-    pattern = Choice("Layers", "window window", PATTERNS, explanation="A model trained for each")
-    output_gate = Choice(
-        "Output gate", False, ON_OFF, explanation="The model trained with it, or the one without"
-    )
-    residual_gate = Choice(
-        "Residual gate", True, ON_OFF, explanation="rho as trained, or switched off in that model"
-    )
-
-
-class LoopPanel(TextPanel):
+class LoopPanel(reader.TextPanel):
     """The influences on a byte's prediction, and the prediction, after each loop of a trained
     model.
 
@@ -213,8 +294,8 @@ class LoopPanel(TextPanel):
 @functools.cache
 def compile_ahead() -> None:
     """Read one text with every model, so that no menu waits for a compiler later: 10 s, once."""
-    for pattern in PATTERNS.values():
+    for pattern in reader.PATTERNS.values():
         look(
-            TEXT, token=1, loops=1, pattern=pattern, window=8, output_gate=False,
+            reader.TEXT, token=1, loops=1, pattern=pattern, window=8, output_gate=False,
             residual_gate=True,
         )  # fmt: skip

@@ -1,21 +1,32 @@
-"""The inside of a looped model, loop by loop: forward values and gradients. Pure functions.
+"""The inside of a small looped model, loop by loop: forward values and gradients. Pure functions.
 
 The loops of `LoopedLM` are repeated here and keep attention weights, recurrent states and hidden
-states. Windows, gates and the selected token enter as arrays, so that one program of fixed shape
-serves every slider position. A test compares the results with the model's.
+states. Windows, output gates and the selected token enter as arrays (`Switches`): every softmax
+layer of a packaged model is read as a "full" one with a gate, whose window and gate are switches.
+So one program of fixed shape serves every slider position and every model of the same kinds of
+layers. A test compares the results with the model's.
 """
 
+import dataclasses
+import functools
+import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._compat import set_value
 from toolkit.attention import MIXERS
+from toolkit.lab.kit.controls import Choice, Number, Words
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.stored import stored_folder
+from toolkit.lab.kit.text import looked_at
 from toolkit.lab.mixers.view import norm_of_state
-from toolkit.looped import LoopedLM
+from toolkit.looped import LoopedConfig, LoopedLM, load_model
 
 MAX_TOKENS = 64
 MAX_LOOPS = 8
@@ -169,3 +180,129 @@ def _recurrent_by_steps(layer, x) -> tuple[Array, Inside]:
     _, (out, norms) = jax.lax.scan(read, empty, tuple(jnp.moveaxis(a, 1, 0) for a in inputs))
     out = layer.finish(x, jnp.moveaxis(out, 0, 1), aside)
     return out, Inside(jnp.full(x.shape[1], jnp.nan), norms)
+
+
+PATTERNS = {
+    "two sliding windows": "window window",
+    "gated delta net, full attention": "gdn full",
+    "full attention twice": "full full",
+}
+"""Menu entry -> pattern; each was trained with and without output gate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallModel:
+    """A trained model of the toolkit's own."""
+
+    config: LoopedConfig  # as it was trained
+    model: LoopedLM  # as the reader takes it: "full" for "window", and with output gates
+    record: dict[str, Any]  # how it was made: configuration, corpus, environment, result
+
+    def switches(self, window: int, has_residual_gate: bool) -> Switches:
+        """The reader's switches for this model, with `window` tokens for its "window" layers."""
+        windows = [window if word == "window" else MAX_TOKENS for word in self.config.layers]
+        return Switches(
+            jnp.asarray(windows),
+            jnp.asarray(getattr(self.config, self.config.layers[-1]).output_gate),
+            jnp.asarray(has_residual_gate),
+        )
+
+
+@functools.cache
+def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
+    """A packaged model, cached; `pattern` is a value of `PATTERNS`."""
+    name = pattern.replace(" ", "-") + "-gated" * has_output_gate
+    path = stored_folder("models") / f"{name}.safetensors"
+    trained = load_model(path)
+    record = json.loads(path.with_suffix(".json").read_text())
+    return SmallModel(trained.config, _as_read(trained), record)
+
+
+def _as_read(trained: LoopedLM) -> LoopedLM:
+    """The same parameters under one configuration; gates that were not trained are zero."""
+    pattern = trained.config.pattern.replace("window", "full")
+    options = {word: o for word, o in trained.config.options.items() if word in pattern.split()}
+    config = dataclasses.replace(trained.config, pattern=pattern, options=options)
+    config = config.with_options(full={"output_gate": True})
+    model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    known = dict(nnx.to_flat_state(nnx.state(trained, nnx.Param)))
+    for path, parameter in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        value = known[path][...] if path in known else np.zeros(parameter.shape, np.float32)
+        set_value(parameter, jnp.asarray(value))
+    return model
+
+
+STAND_INS = {" ": "␣", "\n": "⏎"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A text in a model, every loop of `MAX_LOOPS`."""
+
+    small: SmallModel
+    config: LoopedConfig  # with the window it was read with
+    switches: Switches
+    raw: bytes  # those read, at most `MAX_TOKENS`
+    seen: Trace
+    log_probabilities: np.ndarray  # of every byte after each loop, [loops, time, vocabulary]
+
+
+@functools.lru_cache(maxsize=32)
+def read(text: str, pattern: str, window: int, output_gate: bool, residual_gate: bool) -> Reading:
+    """Run a text (at least two bytes) through `MAX_LOOPS` loops of a small model; remembered.
+
+    `window` is what "window" layers see; `output_gate` picks the model that was trained with
+    output gates; without `residual_gate` rho of the trained model is zero.
+    """
+    from scipy.special import log_softmax
+
+    raw = text.encode()[:MAX_TOKENS]
+    if len(raw) < 2:
+        raise ValueError(f"text: got {text!r}, wanted at least two bytes")
+    small = small_model(pattern, output_gate)
+    switches = small.switches(window, residual_gate)
+    seen = trace(small.model, jnp.asarray(list(raw.ljust(MAX_TOKENS)), jnp.int32), switches)
+    logits = np.asarray(seen.logits, np.float64)
+    config = small.config.with_options(window={"sliding_window": window})
+    return Reading(small, config, switches, raw, seen, log_softmax(logits, axis=-1))
+
+
+def byte_looked_at(text: str, token: int) -> dict[str, Any]:
+    """The fields of a `TextView` of bytes."""
+    return looked_at([*map(visible, text.encode())], token, MAX_TOKENS)
+
+
+def visible(byte: int) -> str:
+    """A byte as one character: itself, or a stand-in for blanks and what has no shape."""
+    return STAND_INS.get(chr(byte), chr(byte) if 32 < byte < 127 else "·")
+
+
+TEXT = "The class statement defines a class object. The class"
+
+
+ON_OFF = {"on": True, "off": False}
+
+
+class TextPanel(Panel):
+    """The controls of both panels: a text, a byte of it, and the model that reads it."""
+
+    text = Words("Text", TEXT, f"Up to {MAX_TOKENS} bytes; press Enter")
+    token = Number(
+        "Byte", MAX_TOKENS, low=1, high=MAX_TOKENS, maximum=lambda view: len(view.words),
+        explanation="Whose prediction is traced",
+    )  # fmt: skip
+    loops = Number(
+        "Loops", 4, low=1, high=MAX_LOOPS, is_continuous=False,
+        explanation="How often the layers run; trained with 4",
+    )  # fmt: skip
+    window = Number(
+        "Window (bytes)", 8, low=1, high=MAX_TOKENS,
+        explanation="What a window layer sees, itself included; trained with 8",
+    )  # fmt: skip
+    pattern = Choice("Layers", "window window", PATTERNS, explanation="A model trained for each")
+    output_gate = Choice(
+        "Output gate", False, ON_OFF, explanation="The model trained with it, or the one without"
+    )
+    residual_gate = Choice(
+        "Residual gate", True, ON_OFF, explanation="rho as trained, or switched off in that model"
+    )

@@ -15,10 +15,7 @@ from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.text import TextView
 from toolkit.lab.kit.view import Data
-from toolkit.lab.looped.models import PATTERNS
-from toolkit.lab.looped.panel import TextPanel
-from toolkit.lab.looped.reader import MAX_LOOPS, loop_gates
-from toolkit.lab.looped.view import Reading, byte_looked_at, read
+from toolkit.lab.looped import reader
 from toolkit.looped import LoopedConfig, cache_bytes_per_sequence
 from toolkit.looped.parameters import token_flops
 from toolkit.measure.words import counted, in_words
@@ -86,13 +83,13 @@ def look_inside(
 
     `output_gate` says which of the two is looked into, `context_length` how many tokens to cost.
     """
-    both = {gate: read(text, output_gate=gate, **model) for gate in (False, True)}
+    both = {gate: reader.read(text, output_gate=gate, **model) for gate in (False, True)}
     reading = both[output_gate]
     config, pattern, count = reading.config, reading.config.pattern, len(reading.raw)
-    given = byte_looked_at(text, token)
+    given = reader.byte_looked_at(text, token)
     at = given["token"]
     hidden = np.asarray(reading.seen.hidden)[:, :count]
-    rho = np.asarray(loop_gates(reading.small.model, reading.switches.has_residual_gate))
+    rho = np.asarray(reader.loop_gates(reading.small.model, reading.switches.has_residual_gate))
     everywhere = {
         "size of h": np.linalg.norm(hidden[1:], axis=-1),
         "change of h": np.linalg.norm(np.diff(hidden, axis=0), axis=-1),
@@ -101,7 +98,7 @@ def look_inside(
     for layer in range(len(config.layers)):
         if not np.isnan(states[:, layer]).any():
             everywhere[f"state, layer {layer + 1}"] = states[:, layer]
-    columns = {"loop": np.arange(MAX_LOOPS) + 1}
+    columns = {"loop": np.arange(reader.MAX_LOOPS) + 1}
     columns |= {heading: values[:, at] for heading, values in everywhere.items()}
     columns |= {"rho, mean": rho.mean(axis=-1), "rho, spread": rho.std(axis=-1)}
     for gate, seen in both.items():
@@ -109,7 +106,7 @@ def look_inside(
             if not np.isnan(first).any():
                 columns[sink_heading(gate, layer)] = first
     even = _even_share(count, None if "full" in config.layers else config.window.sliding_window)
-    columns[EVEN] = np.full(MAX_LOOPS, even)
+    columns[EVEN] = np.full(reader.MAX_LOOPS, even)
     for layers, what in ((pattern, ""), (REFERENCE, ", full attention twice")):
         operations, cache = _costs(dataclasses.replace(config, pattern=layers), context_length)
         columns |= {f"operations per token{what} (FLOP)": operations, f"cache{what} (bytes)": cache}
@@ -117,7 +114,7 @@ def look_inside(
     return StateView(**given, **shown, columns=columns, everywhere=everywhere)
 
 
-def first_byte(reading: Reading) -> np.ndarray:
+def first_byte(reading: reader.Reading) -> np.ndarray:
     """Mean attention to the first byte after the first `SETTLED`: [layers, loops], NaN for none."""
     count = len(reading.raw)
     start = min(SETTLED, count - 1)
@@ -133,7 +130,7 @@ def _even_share(count: int, window: int | None) -> float:
 @functools.lru_cache(maxsize=64)
 def _costs(config: LoopedConfig, context: int) -> np.ndarray:
     """FLOPs of one more token and bytes of the cache with 1, 2, ... loops: [2, MAX_LOOPS]."""
-    every = (dataclasses.replace(config, loops=loop + 1) for loop in range(MAX_LOOPS))
+    every = (dataclasses.replace(config, loops=loop + 1) for loop in range(reader.MAX_LOOPS))
     both = token_flops, cache_bytes_per_sequence
     return np.array([[cost(word, context) for cost in both] for word in every]).T
 
@@ -197,7 +194,7 @@ class LoopPlot(Plot):
             self._bars.set_segments([[(at, low), (at, high)] for at, low, high in bars])
         limits = self._limits(np.concatenate(values) if values else np.ones(1))
         # Two widths alone: a moved limit draws everything anew.
-        widest = TRAINED_LOOPS if view.loops <= TRAINED_LOOPS else MAX_LOOPS
+        widest = TRAINED_LOOPS if view.loops <= TRAINED_LOOPS else reader.MAX_LOOPS
         if set_limits(self.axes, x=(0.6, widest + 0.4)):
             self.axes.set_xticks(range(1, widest + 1))
         set_limits(self.axes, y=limits)
@@ -274,7 +271,7 @@ def decades(values: np.ndarray) -> tuple[float, float]:
     return 10 ** np.floor(np.log10(values.min())), 10 ** np.ceil(np.log10(values.max()))
 
 
-class LoopStatePanel(TextPanel):
+class LoopStatePanel(reader.TextPanel):
     """Hidden state, recurrent state, residual gate, attention sink and cost, loop by loop.
 
     Example:
@@ -287,7 +284,7 @@ class LoopStatePanel(TextPanel):
     title = "What a loop changes, carries and costs"
     figure_size = (9.6, 5.4)
 
-    pattern = Choice("Layers", "gdn full", PATTERNS, explanation="A model trained for each")
+    pattern = Choice("Layers", "gdn full", reader.PATTERNS, explanation="A model trained for each")
     context_length = Number(
         "Context (tokens)", 16384, low=64, high=1 << 20, powers_of_two=True, is_continuous=False,
         explanation="Of the two plots of cost; the slider doubles, the box takes any number",

@@ -10,10 +10,9 @@ from matplotlib.ticker import MaxNLocator
 from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.figures.axes import log_ticks
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.lr.search_landscape import columns
 from toolkit.lab.lr.search_problems import problem
 from toolkit.lab.lr.search_rounds import Settings
-from toolkit.lab.lr.search_view import SearchView
+from toolkit.lab.lr.search_view import SearchView, columns
 
 KNOWN = look("full").colour
 PLAN = (0, (3, 2))

@@ -7,9 +7,8 @@ from matplotlib.figure import Figure
 
 from toolkit.attention import mixer
 from toolkit.figures import FAINT, Look
-from toolkit.lab.attention.cost_curves import CostCurves
+from toolkit.lab.attention.cost_curves import DECODE, KEPT, CostCurves, CostView, Counted, Layer
 from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES, PRECISION
-from toolkit.lab.attention.view import DECODE, KEPT, CostView, Counted, Layer
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot

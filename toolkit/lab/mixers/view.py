@@ -17,16 +17,7 @@ from toolkit.attention import mixer
 from toolkit.lab.attention.reading import word_key
 from toolkit.lab.kit.text import MOST, TextView, back_to_most, looked_at
 from toolkit.lab.kit.view import Data
-from toolkit.lab.mixers.inputs import (
-    HEADS,
-    KEY_SIZE,
-    MAX_TOKENS,
-    VALUE_SIZE,
-    Settings,
-    features_of,
-    inputs_of,
-    recurrent_mixers,
-)
+from toolkit.lab.mixers import inputs
 from toolkit.measure.words import counted
 
 LIKE = 0.5  # cosine from which what is returned counts as like the value
@@ -127,16 +118,16 @@ class Comparison(TextView):
 
 
 def compare(
-    text: str, *, left: str, right: str, token: int, head: int, settings: Settings
+    text: str, *, left: str, right: str, token: int, head: int, settings: inputs.Settings
 ) -> Comparison:
     """Let two of `recurrent_mixers()` read one text with the same queries, keys, values, rates."""
-    given = looked_at(text.split(), token, MAX_TOKENS)
+    given = looked_at(text.split(), token, inputs.MAX_TOKENS)
     both = (read(name, given["words"], settings) for name in (left, right))
     return Comparison(**given, head=head, **dict(zip(("left", "right"), both, strict=True)))
 
 
 @functools.lru_cache(maxsize=64)
-def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
+def read(name: str, words: tuple[str, ...], settings: inputs.Settings) -> Memory:
     r"""One mixer reads the words, from an empty state; remembered.
 
         state_norm[t] = |S_t|,   reach[t, s] = |d o_t / d v_s|
@@ -145,11 +136,11 @@ def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
     diagonal. So the gradient of the sum of all output channels, one vector-Jacobian product per
     token, holds it all, and the norm is its largest channel.
     """
-    if name not in recurrent_mixers():
-        known = ", ".join(map(repr, recurrent_mixers()))
+    if name not in inputs.recurrent_mixers():
+        known = ", ".join(map(repr, inputs.recurrent_mixers()))
         raise ValueError(f"mixer: got {name!r}, wanted one with a recurrent state: {known}")
     row, count = mixer(name), len(words)
-    given = inputs_of(row, features_of(words), settings)
+    given = inputs.inputs_of(row, inputs.features_of(words), settings)
     state_norm, states, returned, reach = program(name)(given.arrays, given.constants)
     return Memory(
         name=name,
@@ -190,7 +181,9 @@ def program(name: str) -> Callable[..., tuple[jax.Array, ...]]:
             seen = norm_of_state(new)[0], jnp.stack([_matrix(erased), _matrix(new)])
             return new, (*seen, _cosine(out, _first(arrays[place])))
 
-        empty = row.empty_state(1, HEADS, KEY_SIZE, VALUE_SIZE, MAX_TOKENS, jnp.float32)
+        empty = row.empty_state(
+            1, inputs.HEADS, inputs.KEY_SIZE, inputs.VALUE_SIZE, inputs.MAX_TOKENS, jnp.float32
+        )
         by_time = tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
         _, (state_norm, states, returned) = jax.lax.scan(read_token, empty, by_time)
 
@@ -199,8 +192,8 @@ def program(name: str) -> Callable[..., tuple[jax.Array, ...]]:
             return row.reference(*given, **options)[0][0]  # [time, head, value]
 
         _, pull = jax.vjp(outputs, arrays[place])
-        one_token = jnp.eye(MAX_TOKENS)[:, :, None, None]
-        shape = (MAX_TOKENS, MAX_TOKENS, HEADS, VALUE_SIZE)
+        one_token = jnp.eye(inputs.MAX_TOKENS)[:, :, None, None]
+        shape = (inputs.MAX_TOKENS, inputs.MAX_TOKENS, inputs.HEADS, inputs.VALUE_SIZE)
         (gradient,) = jax.vmap(pull)(jnp.broadcast_to(one_token, shape))
         squares = gradient[:, 0] ** 2  # [t, s, head, ..., value], between them a token's steps
         squares = jnp.sum(squares, axis=tuple(range(3, squares.ndim - 1)))

@@ -15,7 +15,7 @@ from toolkit.lab.kit.played import LANES_LEFT, LANES_WIDTH, PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Bar, Kind, Scene
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.serving.workload import CHIPS, PAGE, POLICIES, served
+from toolkit.lab.serving.knee import CHIPS, PAGE, POLICIES, served
 from toolkit.measure import in_words
 from toolkit.measure.words import counted
 from toolkit.serving import Run, Served

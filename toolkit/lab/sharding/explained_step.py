@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from toolkit.lab.sharding.mlp_step import results_of
+from toolkit.lab.sharding.stored_steps import results_of
 from toolkit.language import next_byte_loss
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.parallel import (

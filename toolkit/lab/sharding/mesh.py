@@ -3,11 +3,10 @@
 Modelled: counted from the specs of `parallel.layout`; no program is run.
 """
 
-import itertools
-import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -15,82 +14,26 @@ from matplotlib.patches import Rectangle
 from toolkit.figures import FAINT, INK, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.scene import Grid, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.sharding.mlp_step import BATCH, DEVICES, MESHES, SCHEMES, WIDTH
-from toolkit.lab.sharding.stored_steps import Cuts, stored_step
+from toolkit.lab.sharding.stored_steps import (
+    BATCH,
+    COPIES,
+    DEVICES,
+    MESHES,
+    SCHEMES,
+    WIDTH,
+    Part,
+    Placed,
+    place,
+    stored_step,
+)
 from toolkit.measure import in_words
+from toolkit.measure.words import counted
 
-FLOAT32 = 4
-COPIES = {"weights": 1, "gradient": 1, "optimizer": 2}  # Adam keeps two moments per weight
 BATCH_NAME = "batch"
-
-
-class Part(NamedTuple):
-    """A piece of an array, and the devices that hold it."""
-
-    start: tuple[int, ...]  # counted in pieces, per dimension
-    holders: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """An array in one state, cut into parts."""
-
-    name: str
-    state: str
-    shape: tuple[int, ...]
-    cuts: Cuts
-    pieces: tuple[int, ...]  # per dimension
-    parts: tuple[Part, ...]
-
-    @property
-    def copies(self) -> int:
-        """The number of copies of the whole array over all devices."""
-        return len(self.parts[0].holders)
-
-    @property
-    def bytes_per_device(self) -> int:
-        """Of all that the state keeps."""
-        kept = COPIES.get(self.state, 1) * FLOAT32
-        return math.prod(self.shape) // len(self.parts) * kept
-
-    @property
-    def spec(self) -> str:
-        """As jax writes it."""
-        entries = (
-            "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
-            for axes in self.cuts
-        )
-        return f"P({', '.join(entries)})"
-
-
-def place(
-    name: str, state: str, shape: tuple[int, ...], cuts: Cuts, axes: dict[str, int]
-) -> Placed:
-    """Which devices hold which part: devices count through the mesh, its last axis fastest."""
-    cuts = cuts + ((),) * (len(shape) - len(cuts))
-    pieces = tuple(math.prod(axes[axis] for axis in along) for along in cuts)
-    holders: dict[tuple[int, ...], list[int]] = {
-        start: [] for start in itertools.product(*map(range, pieces))
-    }
-    for device, at in enumerate(itertools.product(*map(range, axes.values()))):
-        coordinate = dict(zip(axes, at, strict=True))
-        start = []
-        for along in cuts:
-            index = 0
-            for axis in along:
-                index = index * axes[axis] + coordinate[axis]
-            start.append(index)
-        holders[tuple(start)].append(device)
-    parts = tuple(Part(start, tuple(devices)) for start, devices in holders.items())
-    return Placed(name, state, shape, cuts[: _last(cuts)], pieces, parts)
-
-
-def _last(cuts: Cuts) -> int:
-    """Trailing dimensions that are whole are not written."""
-    return max((at + 1 for at, along in enumerate(cuts) if along), default=0)
 
 
 @dataclass(frozen=True)
@@ -303,8 +246,64 @@ _COLUMNS = {"up": (0.38, 0.25, 0.16), "down": (0.71, 0.13, 0.22), "norm/scale": 
 _ROWS = {"weights": 0.8, "gradient": 0.5, "optimizer": 0.2}
 
 
-class MeshPanel(Panel):
-    """The shards of one block's train step under a scheme, and their bytes.
+_KINDS = {
+    "input": Kind("batch", "#cfd6dc"), "weights": Kind("weights", "#a8cfe8"),
+    "gradient": Kind("gradients", "#f4c99b"), "optimizer": Kind("moments", "#b9dfc4"),
+}  # fmt: skip
+
+
+def device_nodes(axes: dict[str, int], left: float, width: float) -> list[Node]:
+    """The devices as the mesh has them, between left and left + width."""
+    rows, columns = (max(size - 1, 1) for size in axes.values())
+    across = [*axes.values()][1]
+    return [
+        Node(str(n), left + width * (n % across) / columns, n // across / rows)
+        for n in range(DEVICES)
+    ]
+
+
+def mesh_scene(view: MeshView) -> Scene:
+    """Array after array is laid out: each part goes to the devices that hold it, and they fill up,
+    as far as one device alone would be full."""
+    end, states, kinds = len(view.arrays), [array.state for array in view.arrays], [*_KINDS]
+    stored = np.array([array.bytes_per_device for array in view.arrays])
+    alone = sum(array.bytes_per_device * len(array.parts) for array in view.arrays)
+    filled = [0.0, *(np.cumsum(stored) / alone)]
+    grids, left = [], 0.45
+    for state, kind in _KINDS.items():
+        places = [at for at, each in enumerate(states) if each == state]
+        shares = np.full((end + 1, DEVICES, len(places)), np.inf)
+        for column, at in enumerate(places):
+            shares[at + 1 :, :, column] = 1 / len(view.arrays[at].parts)
+        names = [view.arrays[at].name.removesuffix("/scale") for at in places]
+        rows = [f"device {n}" if not grids else "" for n in range(DEVICES)]
+        wide = 0.04 * len(names) + (0.06 if not grids else 0)
+        times = [*map(float, range(end + 1))]
+        grids.append(Grid(kind.name, (left, 0, wide, 1), rows, names, times, shares))
+        left += wide + 0.03
+    return Scene(
+        end=float(end), words=view.sentence(), unit="arrays", tall=0.24, grids=tuple(grids),
+        nodes=(Node("all", 0, 0.5), *device_nodes(view.axes, 0.1, 0.3)),
+        edges=tuple((0, 1 + device) for device in range(DEVICES)),
+        levels=(((0.0,), (0.0,)), *([(range(end + 1), filled)] * DEVICES)),
+        kinds=tuple(_KINDS.values()),
+        messages=tuple(
+            Message(0, 1 + device, at, at + 1, f"1/{len(array.parts)}", kinds.index(array.state))
+            for at, array in enumerate(view.arrays)
+            for part in array.parts
+            for device in part.holders
+        ),
+        notes=tuple(
+            (float(at), f"{array.name}, {_KINDS[array.state].name}, {array.spec}: "
+             f"{counted(len(array.parts), 'part')}, {counted(array.copies, 'device')} for each; "
+             f"a device keeps {in_words(array.bytes_per_device, 'bytes')}.")
+            for at, array in enumerate(view.arrays)
+        ),
+    )  # fmt: skip
+
+
+class MeshPanel(PlayedPanel):
+    """The shards of one block's train step under a scheme, laid out one after another, and bytes.
 
     Example:
         >>> panel = MeshPanel(mesh="8x1", scheme="zero1")
@@ -320,6 +319,7 @@ class MeshPanel(Panel):
     device = Number("Device", 3, low=0, high=DEVICES - 1, explanation="Whose parts are framed")
 
     compute = staticmethod(who_holds_what)
+    scene = staticmethod(mesh_scene)
 
     def plots(self, figure: Figure) -> list[Plot]:
         places = []

@@ -4,6 +4,11 @@ Durations are modelled. A device computes 64 FLOPs in the time of one byte sent.
 computes 2,200, so the block stands for one whose sizes are all some 34 times as large. Messages
 have no latency, nothing overlaps. The order is that of the data: weights are gathered before they
 are used, sums follow their products, new weights are gathered last.
+
+The textbook's are modelled, one per array and purpose. For V bytes of an array on n devices, each
+device sends V (n-1)/n in an all-gather or a reduce-scatter, and twice that in an all-reduce.
+
+Source: Rajbhandari et al., "ZeRO", 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
 
 import math
@@ -18,14 +23,72 @@ from toolkit.figures import INK, look
 from toolkit.lab.kit.controls import Number
 from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
+from toolkit.lab.kit.scene import Bar, Kind, Message, Scene
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.sharding.mesh import MESH, SCHEME
-from toolkit.lab.sharding.mlp_step import BATCH, DEVICES, HIDDEN, WIDTH
-from toolkit.lab.sharding.stored_steps import StoredCollective, compiled_with, stored_step
-from toolkit.lab.sharding.textbook import Expected, textbook
+from toolkit.lab.sharding.mesh import MESH, SCHEME, device_nodes
+from toolkit.lab.sharding.stored_steps import (
+    BATCH,
+    DEVICES,
+    FLOAT32,
+    HIDDEN,
+    WIDTH,
+    StoredArray,
+    StoredCollective,
+    StoredStep,
+    compiled_with,
+    stored_step,
+)
 from toolkit.measure import in_words
 from toolkit.measure.words import counted
+
+
+class Expected(NamedTuple):
+    """A collective, with the bytes a device sends in it and what it is for."""
+
+    kind: str
+    bytes_sent: float
+    purpose: str
+
+
+def textbook(step: StoredStep) -> list[Expected]:
+    """Those of one step in the order they come; none along an axis of one device."""
+    axes, found = step.axes, []
+    model = axes.get("model", 1)
+    data = math.prod(axes.values()) // model
+    stream = BATCH // data * WIDTH * FLOAT32
+    gathered = [array for array in step.arrays if _data_cuts(array, "weights", axes) > 1]
+    scattered = [array for array in step.arrays if _data_cuts(array, "optimizer", axes) > 1]
+    for phase in ("forward", "backward"):
+        for array in gathered:
+            found.append(_one("all-gather", _bytes(array, axes), data, f"weights, {phase}"))
+        found.append(_one("all-reduce", stream, model, f"partial products, {phase}"))
+    for array in step.arrays:
+        kind = "reduce-scatter" if array in scattered else "all-reduce"
+        found.append(_one(kind, _bytes(array, axes), data, "gradients"))
+    found.append(_one("all-reduce", FLOAT32, data, "the loss"))
+    for array in scattered:
+        if array not in gathered:
+            found.append(_one("all-gather", _bytes(array, axes), data, "new weights"))
+    return [collective for collective in found if collective.bytes_sent]
+
+
+def _one(kind: str, size: float, devices: int, purpose: str) -> Expected:
+    times = 2 if kind == "all-reduce" else 1
+    return Expected(kind, times * size * (devices - 1) / devices, purpose)
+
+
+def _data_cuts(array: StoredArray, state: str, axes: dict[str, int]) -> int:
+    """Into how many parts the data parallel axes cut it."""
+    cuts = (axes[axis] for along in array.states[state] for axis in along if axis != "model")
+    return math.prod(cuts)
+
+
+def _bytes(array: StoredArray, axes: dict[str, int]) -> float:
+    """What is left of it where tensor parallelism has cut it, gathered over the data axes."""
+    whole = math.prod(array.shape) * FLOAT32
+    is_cut = any("model" in along for along in array.states["weights"])
+    return whole / axes["model"] if is_cut else whole
+
 
 FLOPS_PER_BYTE_SENT = 64
 # Two products of 2 BATCH WIDTH HIDDEN operations each; the backward pass has two for each.
@@ -209,12 +272,6 @@ class CausePlot(Plot):
 def step_scene(view: StepView) -> Scene:
     """The mesh, with every message of every collective in a ring of its devices, and the step's
     lanes."""
-    columns = [*view.axes.values()][1]
-    nodes = tuple(
-        Node(str(n), 0.35 + 0.3 * (n % columns) / max(columns - 1, 1),
-             (n // columns) / max(DEVICES // columns - 1, 1))
-        for n in range(DEVICES)
-    )  # fmt: skip
     kinds = tuple(map(Kind, (*PASSES, *KINDS), _COLOURS))
     numbers = {kind.name: number for number, kind in enumerate(kinds)}
     messages, bars, notes, picks, edges = [], [], [], [], dict[tuple[int, int], None]()
@@ -241,8 +298,9 @@ def step_scene(view: StepView) -> Scene:
                 for a, b in pairs
             ]
     return Scene(
-        end=bars[-1].end, words=view.sentence(), unit="kB of sending", nodes=nodes, tall=0.17,
-        edges=tuple(edges), messages=tuple(messages), lanes=LANES, bars=tuple(bars), kinds=kinds,
+        end=bars[-1].end, words=view.sentence(), unit="kB of sending", tall=0.17,
+        nodes=tuple(device_nodes(view.axes, 0.35, 0.3)), edges=tuple(edges),
+        messages=tuple(messages), lanes=LANES, bars=tuple(bars), kinds=kinds,
         notes=tuple(notes), picks=tuple(picks),
     )  # fmt: skip
 

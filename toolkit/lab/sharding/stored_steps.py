@@ -1,27 +1,102 @@
-"""The compiled steps that the panels show, stored: compiling and blaming them takes a minute.
+"""A train step so small that each of its arrays can be drawn, as compiled for eight devices.
 
-`python -m toolkit.lab.sharding.stored_steps` writes them anew.
+    h = x + gelu(norm(x) up) down,   loss = mean (h - y)^2,   and Adam
+
+It is made from shapes alone, and stored: compiling and blaming it takes a minute.
+`python -m toolkit.lab.sharding.stored_steps` writes it anew.
 """
 
 import functools
+import itertools
 import json
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 from tqdm import tqdm
 
 from toolkit.lab.kit.stored import stored_folder
-from toolkit.lab.sharding.mlp_step import (
-    DEVICES,
-    MESHES,
-    SCHEMES,
-    axes_of_mesh,
-    blame_step,
-    block_layout,
+from toolkit.parallel import (
+    Blame,
+    Finding,
+    Layout,
+    blame,
+    layout,
+    make_mesh,
+    partitioned_train_step,
+    simulate_devices,
 )
-from toolkit.parallel import Finding, Layout, simulate_devices
 from toolkit.parallel.axes import axes_of
+
+FLOAT32 = 4
+COPIES = {"weights": 1, "gradient": 1, "optimizer": 2}  # Adam keeps two moments per weight
+DEVICES = 8
+BATCH, WIDTH, HIDDEN = 1024, 64, 256
+MESHES = ("1x8", "2x4", "4x2", "8x1")
+SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor", "zero3+tensor")
+BLOCK: Any = {
+    "norm": {"scale": jax.ShapeDtypeStruct((WIDTH,), jnp.float32)},
+    "feed_forward": {
+        "up": {"kernel": jax.ShapeDtypeStruct((WIDTH, HIDDEN), jnp.float32)},
+        "down": {"kernel": jax.ShapeDtypeStruct((HIDDEN, WIDTH), jnp.float32)},
+    },
+}
+
+
+def axes_of_mesh(mesh: str, scheme: str) -> dict[str, int]:
+    """Axes of "2x4": rows are data parallel; columns too, unless the scheme has tensor."""
+    rows, columns = map(int, mesh.split("x"))
+    names = ("data", "model") if "tensor" in scheme else ("node", "data")
+    return dict(zip(names, (rows, columns), strict=True))
+
+
+def block_layout(mesh: str, scheme: str) -> Layout:
+    """The layout of the block on the first eight devices."""
+    axes = axes_of_mesh(mesh, scheme)
+    return layout(BLOCK, make_mesh(axes, devices=jax.devices()[:DEVICES]), scheme)
+
+
+def block_loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """The mean squared distance of the block's output from the target; both [batch, width]."""
+    x, target = batch
+    variance = jnp.mean(x * x, axis=-1, keepdims=True)
+    normed = x * jax.lax.rsqrt(variance + 1e-6) * params["norm"]["scale"][None]
+    feed_forward = params["feed_forward"]
+    hidden = jax.nn.gelu(normed @ feed_forward["up"]["kernel"])
+    output = x + hidden @ feed_forward["down"]["kernel"]
+    return jnp.mean(jnp.square(output - target))
+
+
+def step_arguments(found: Layout, optimizer: optax.GradientTransformation) -> tuple[Any, ...]:
+    """Shapes of parameters, optimiser's state and batch, placed as a layout says."""
+    placed = (
+        jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            tree,
+            found.shardings(tree),
+        )
+        for tree in (BLOCK, jax.eval_shape(optimizer.init, BLOCK))
+    )
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=found.batch_sharding)
+    return *placed, (x, x)
+
+
+def blame_step(found: Layout) -> Blame:
+    """The compiled step under a layout: each collective, its cause, and what would remove it."""
+    optimizer = optax.adam(1e-3)
+    step = partitioned_train_step(block_loss, optimizer, found)
+    arguments = step_arguments(found, optimizer)
+    return blame(step.__wrapped__, arguments, results=results_of(found, arguments))
+
+
+def results_of(found: Layout, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shardings of a step's results: parameters and optimiser state as before, and the loss."""
+    state = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
+    return *state, jax.NamedSharding(found.mesh, jax.P())
+
 
 FILE = "steps.json"
 Cuts = tuple[tuple[str, ...], ...]
@@ -60,6 +135,72 @@ class StoredStep:
     batch: Cuts
     arrays: tuple[StoredArray, ...]
     collectives: tuple[StoredCollective, ...]  # in program order
+
+
+class Part(NamedTuple):
+    """A piece of an array, and the devices that hold it."""
+
+    start: tuple[int, ...]  # counted in pieces, per dimension
+    holders: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array in one state, cut into parts."""
+
+    name: str
+    state: str
+    shape: tuple[int, ...]
+    cuts: Cuts
+    pieces: tuple[int, ...]  # per dimension
+    parts: tuple[Part, ...]
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the whole array over all devices."""
+        return len(self.parts[0].holders)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Of all that the state keeps."""
+        kept = COPIES.get(self.state, 1) * FLOAT32
+        return math.prod(self.shape) // len(self.parts) * kept
+
+    @property
+    def spec(self) -> str:
+        """As jax writes it."""
+        entries = (
+            "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
+            for axes in self.cuts
+        )
+        return f"P({', '.join(entries)})"
+
+
+def place(
+    name: str, state: str, shape: tuple[int, ...], cuts: Cuts, axes: dict[str, int]
+) -> Placed:
+    """Which devices hold which part: devices count through the mesh, its last axis fastest."""
+    cuts = cuts + ((),) * (len(shape) - len(cuts))
+    pieces = tuple(math.prod(axes[axis] for axis in along) for along in cuts)
+    holders: dict[tuple[int, ...], list[int]] = {
+        start: [] for start in itertools.product(*map(range, pieces))
+    }
+    for device, at in enumerate(itertools.product(*map(range, axes.values()))):
+        coordinate = dict(zip(axes, at, strict=True))
+        start = []
+        for along in cuts:
+            index = 0
+            for axis in along:
+                index = index * axes[axis] + coordinate[axis]
+            start.append(index)
+        holders[tuple(start)].append(device)
+    parts = tuple(Part(start, tuple(devices)) for start, devices in holders.items())
+    return Placed(name, state, shape, cuts[: _last(cuts)], pieces, parts)
+
+
+def _last(cuts: Cuts) -> int:
+    """Trailing dimensions that are whole are not written."""
+    return max((at + 1 for at, along in enumerate(cuts) if along), default=0)
 
 
 @functools.cache

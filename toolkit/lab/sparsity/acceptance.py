@@ -2,9 +2,14 @@
 
 In a round every row drafts n tokens, one dense pass reads them all, k <= n are kept, and one token
 of the dense pass follows: k + 1 tokens per pass. Rows keep different numbers, so they drift apart.
+The numbers are stored, because compiling takes a minute;
+`python -m toolkit.lab.sparsity.acceptance` writes them anew.
 """
 
+import functools
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -15,9 +20,52 @@ from toolkit.figures import ACCENT, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.sparsity.stored_acceptance import DRAFTS, LENGTH, PROMPTS, SYSTEMS, kept_by_round
 from toolkit.measure.words import in_words
+
+FILE = "acceptance.json"
+SYSTEMS = {"HATA": "hata:48", "Quest": "quest:48", "a window": "window:48"}
+PROMPTS = (64, 80, 96, 112, 128, 144)  # tokens of the rows' prompts
+LENGTH, DRAFTS = 48, 4
+
+
+@functools.cache
+def stored() -> dict[str, Any]:
+    """The whole record."""
+    return json.loads((stored_folder("sparsity") / FILE).read_text(encoding="utf-8"))
+
+
+def kept_by_round(system: str) -> Int[np.ndarray, "rounds rows"]:
+    """Drafts that each row kept, -1 in rounds after its end."""
+    return np.array(stored()["kept"][system])
+
+
+def main() -> None:
+    """Write with every system's drafts, and check the text against dense decoding's."""
+    import jax.numpy as jnp
+
+    from toolkit.language import load_language_model
+    from toolkit.looped import generate, generate_speculatively
+    from toolkit.measure import environment
+    from toolkit.training import load_corpus
+
+    model = load_language_model(stored_folder("models") / "full-full.safetensors")
+    _, held_out = load_corpus("prose").split()
+    rows = [held_out[1000 * n : 1000 * n + PROMPTS[-1]] for n in range(len(PROMPTS))]
+    prompts, lengths = jnp.asarray(np.stack(rows), jnp.int32), jnp.asarray(PROMPTS, jnp.int32)
+    dense = np.asarray(generate(model, prompts, LENGTH, lengths=lengths))
+    kept = {}
+    for name, words in SYSTEMS.items():
+        how = {"drafts": DRAFTS, "lengths": lengths, "sparse": words}
+        found = generate_speculatively(model, model, prompts, LENGTH, **how)
+        if (np.asarray(found.tokens) != dense).any():
+            raise RuntimeError(f"drafts of {name} changed the text")
+        kept[name] = found.by_round.tolist()
+    record = {**environment(), "command": "python -m toolkit.lab.sparsity.stored_acceptance"}
+    path = stored_folder("sparsity") / FILE
+    path.write_text(json.dumps({"environment": record, "kept": kept}) + "\n", encoding="utf-8")
+
 
 ROWS = len(PROMPTS)
 ROUNDS = LENGTH - 1  # at most: the prompt's pass writes the first token, every round one or more
@@ -195,3 +243,7 @@ class AcceptancePanel(Panel):
         (TokensPlot, (0.115, 0.33, 0.53, 0.55)),
         (RatePlot, (0.675, 0.33, 0.295, 0.55)),
     )
+
+
+if __name__ == "__main__":
+    main()

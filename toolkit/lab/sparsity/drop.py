@@ -14,16 +14,7 @@ from toolkit.lab.kit.played import PlayedPanel
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.scene import Grid, Scene
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.sparsity.layers_read import Layer, read_sparsely
-from toolkit.lab.sparsity.reading import (
-    CONTEXTS,
-    QUESTIONS,
-    SYSTEMS,
-    Text,
-    best,
-    name_of,
-    read_text,
-)
+from toolkit.lab.sparsity import reading
 from toolkit.measure.words import in_words
 
 LISTED, TILES, ACROSS = 6, 256, 32
@@ -37,7 +28,7 @@ class Missed(NamedTuple):
     error: float
 
 
-def missed(layer: Layer, question: int, head: int) -> tuple[list[Missed], list[Missed]]:
+def missed(layer: reading.Layer, question: int, head: int) -> tuple[list[Missed], list[Missed]]:
     """The tokens missed most, by mass and by error."""
     at = question, head
     tokens = np.flatnonzero(~layer.is_read[at])
@@ -46,7 +37,7 @@ def missed(layer: Layer, question: int, head: int) -> tuple[list[Missed], list[M
     def first(order) -> list[Missed]:
         return [Missed(int(tokens[i]), float(weights[i]), float(parts[i])) for i in order]
 
-    return first(best(weights, LISTED)), first(best(parts, LISTED))
+    return first(reading.best(weights, LISTED)), first(reading.best(parts, LISTED))
 
 
 @dataclass(frozen=True)
@@ -64,8 +55,8 @@ class DropView(View):
     layer: int
     head: int
     question: int
-    text: Text
-    chosen: Layer
+    text: reading.Text
+    chosen: reading.Layer
     answers: Int[np.ndarray, "questions"]
     dense: Int[np.ndarray, "questions"]
     by_mass: list[Missed]
@@ -89,19 +80,19 @@ class DropView(View):
         """The heaviest token of each tile: its weight if it was read, minus that if not."""
         signs = np.where(self.chosen.is_read[:, self.head, :-1], 1.0, -1.0)
         signed = signs * self.chosen.weights[:, self.head, :-1]
-        parts = signed.reshape(QUESTIONS, TILES, -1)
+        parts = signed.reshape(reading.QUESTIONS, TILES, -1)
         at = np.abs(parts).argmax(axis=-1)[..., None]
         return np.take_along_axis(parts, at, axis=-1)[..., 0]
 
     @property
     def finds(self) -> Bool[np.ndarray, "questions"]:
         """Whether the chosen head reads the answer, question by question."""
-        at = np.arange(QUESTIONS), self.head, self.text.places
+        at = np.arange(reading.QUESTIONS), self.head, self.text.places
         return self.chosen.is_read[at]
 
     def name(self, token: int) -> str:
         """A token's name and position."""
-        return f"{name_of(self.text.tokens[token])} at {token + 1:,}"
+        return f"{reading.name_of(self.text.tokens[token])} at {token + 1:,}"
 
     def data(self) -> Data:
         none = ("–", float("nan"), float("nan"))
@@ -122,11 +113,12 @@ class DropView(View):
             f"{self.system} reads {int(self.chosen.is_read[at].sum()):,} of {self.context + 1:,} "
             f"tokens and, with its index, {in_words(read / bytes_of['full'], 'share')} of the "
             f"bytes. Layer {self.layer + 1}, head {self.head + 1}, question {self.question + 1} "
-            f"({name_of(self.text.asked[self.question])}): it keeps "
+            f"({reading.name_of(self.text.asked[self.question])}): it keeps "
             f"{in_words(float(self.chosen.mass[at]), 'share')} of the softmax, its output is off "
             f"by {in_words(float(self.chosen.error[at]), 'share')}, and the answer, "
             f"{self.name(place)}, is {'read' if self.finds[self.question] else 'missed'}. The "
-            f"model finds {right} of {QUESTIONS} needles; reading everything it finds {dense}."
+            f"model finds {right} of {reading.QUESTIONS} needles; reading everything it finds "
+            f"{dense}."
         )
 
     def footnote(self) -> str:
@@ -137,17 +129,17 @@ def drop_view(
     *, system: str, budget: int, context: int, layer: int, head: int, question: int
 ) -> DropView:
     """A system at a budget on a text; layer, head and question count from 1."""
-    layers, answers = read_sparsely(system, budget, context)
-    _, dense = read_sparsely("oracle", context + 1, context)
+    layers, answers = reading.read_sparsely(system, budget, context)
+    _, dense = reading.read_sparsely("oracle", context + 1, context)
     layer, head, question = layer - 1, head - 1, question - 1
     by_mass, by_error = missed(layers[layer], question, head)
     return DropView(
-        system, budget, layer, head, question, read_text(context), layers[layer], answers, dense,
-        by_mass, by_error, layers[layer].mass[:, head],
+        system, budget, layer, head, question, reading.read_text(context), layers[layer], answers,
+        dense, by_mass, by_error, layers[layer].mass[:, head],
     )  # fmt: skip
 
 
-_NUMBERS = [str(n + 1) for n in range(QUESTIONS)]
+_NUMBERS = [str(n + 1) for n in range(reading.QUESTIONS)]
 _PARTS = {"index": "#b3245b", "keys and values": "#2f7fb8"}
 
 
@@ -158,10 +150,10 @@ class KeptPlot(Plot):
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Softmax kept; o: the answer is read, x: missed", grid="y")
-        axes.set(xlim=(-0.6, QUESTIONS - 0.4), ylim=(0, 1.22), yticks=(0, 0.5, 1))
-        axes.set(xticks=range(QUESTIONS), xticklabels=_NUMBERS, yticklabels=("0", "½", "1"))
+        axes.set(xlim=(-0.6, reading.QUESTIONS - 0.4), ylim=(0, 1.22), yticks=(0, 0.5, 1))
+        axes.set(xticks=range(reading.QUESTIONS), xticklabels=_NUMBERS, yticklabels=("0", "½", "1"))
         axes.set_xlabel("question", labelpad=1, fontsize=9)
-        self.bars = self.bars_at(range(QUESTIONS), 0.7, color=_PARTS["keys and values"])
+        self.bars = self.bars_at(range(reading.QUESTIONS), 0.7, color=_PARTS["keys and values"])
         self.read = self.marks(INK, "o", fillstyle="none", markersize=7)
         self.missed = self.marks(ACCENT, "x", markersize=8, markeredgewidth=2)
         self._frame = self.frame(0, 0, 0.9, 1.2, linewidth=1.6)
@@ -247,18 +239,18 @@ def drop_scene(view: DropView) -> Scene:
     for question, place in enumerate(view.text.places):
         does = "read" if view.finds[question] else "missed"
         notes.append((float(question), (
-            f"Question {question + 1} ({name_of(view.text.asked[question])}): the answer, "
+            f"Question {question + 1} ({reading.name_of(view.text.asked[question])}): the answer, "
             f"{view.name(int(place))}, is {does}; {view.kept[question]:.1%} of the softmax is kept."
         )))  # fmt: skip
     rows = TILES // ACROSS
     grid = Grid(
         f"The text, {size} tokens a cell: the heaviest of them is read (filled) or missed (hollow)",
         (0, 0, 1, 1), [f"{row * ACROSS * size:,}" for row in range(rows)], [""] * ACROSS,
-        [*map(float, range(QUESTIONS))], tiles.reshape(QUESTIONS, rows, ACROSS),
+        [*map(float, range(reading.QUESTIONS))], tiles.reshape(reading.QUESTIONS, rows, ACROSS),
     )  # fmt: skip
     return Scene(
-        end=float(QUESTIONS), words=view.sentence(), unit="questions", tall=0.2, grids=(grid,),
-        notes=tuple(notes),
+        end=float(reading.QUESTIONS), words=view.sentence(), unit="questions", tall=0.2,
+        grids=(grid,), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -276,15 +268,15 @@ class DropPanel(PlayedPanel):
     has_palette = True
     time_control = "question"
 
-    system = Choice("System", "quest", {name: name for name in SYSTEMS})
+    system = Choice("System", "quest", {name: name for name in reading.SYSTEMS})
     budget = Number(
         "Budget", 128, low=64, high=8192, powers_of_two=True,
         explanation="Tokens per head and step, sinks and recent ones counted",
     )  # fmt: skip
-    context = Choice("Context", 4096, {f"{n:,} tokens": n for n in CONTEXTS})
+    context = Choice("Context", 4096, {f"{n:,} tokens": n for n in reading.CONTEXTS})
     layer = Number("Layer", 1, low=1, high=LAYERS)
     head = Number("Head", 1, low=1, high=HEADS)
-    question = Number("Question", 1, low=1, high=QUESTIONS)
+    question = Number("Question", 1, low=1, high=reading.QUESTIONS)
 
     compute = staticmethod(drop_view)
     scene = staticmethod(drop_scene)

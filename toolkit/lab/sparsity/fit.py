@@ -20,18 +20,7 @@ from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View
-from toolkit.lab.sparsity.reading import (
-    CONTEXTS,
-    QUESTIONS,
-    ask,
-    best,
-    first_recent,
-    index_of,
-    params,
-    read_text,
-    scores_of,
-    units_of,
-)
+from toolkit.lab.sparsity import reading
 from toolkit.measure.words import in_words
 
 POINTS = 160  # at which the exact list is drawn, evenly spaced in log x
@@ -124,18 +113,18 @@ def fit_view(*, target: float, context: int, head: int, question: int) -> FitVie
 @functools.lru_cache(maxsize=32)
 def _listed(context: int, head: int, question: int):
     """The list of one question, what is fitted to it, and at which places."""
-    index, text = index_of("tactic", context), read_text(context)
+    index, text = reading.index_of("tactic", context), reading.read_text(context)
     selector = index.selector
     assert isinstance(selector, Tactic)
-    asked = ask(params(), 0, text.first)
+    asked = reading.ask(reading.params(), 0, text.first)
     q, k = np.asarray(asked.q), np.asarray(asked.k)
     scale = q.shape[-1] ** -0.5
     keys, query = text.keys[0][head], scale * q[question, head]
-    scores = scores_of(index, 0, text.keys[0], asked.q)[head, question]
-    start = first_recent(index, 0, 0)
-    tokens, sizes = units_of("tactic", context, 0, head, start)
+    scores = reading.scores_of(index, 0, text.keys[0], asked.q)[head, question]
+    start = reading.first_recent(index, 0, 0)
+    tokens, sizes = reading.units_of("tactic", context, 0, head, start)
     usable = np.flatnonzero(sizes)
-    order = usable[best(scores[usable], len(usable))]
+    order = usable[reading.best(scores[usable], len(usable))]
     firsts = np.cumsum(sizes) - sizes
     listed = np.concatenate([tokens[firsts[u] : firsts[u] + sizes[u]] for u in order])
 
@@ -239,9 +228,9 @@ class FitPanel(Panel):
     has_palette = True
 
     target = Number("Share", 0.9, low=0.5, high=0.99, step=0.01, explanation="Of the softmax")
-    context = Choice("Context", 4096, {f"{n:,} tokens": n for n in CONTEXTS})
+    context = Choice("Context", 4096, {f"{n:,} tokens": n for n in reading.CONTEXTS})
     head = Number("Head", 1, low=1, high=HEADS, explanation="Of layer 1")
-    question = Number("Question", 3, low=1, high=QUESTIONS)
+    question = Number("Question", 3, low=1, high=reading.QUESTIONS)
 
     compute = staticmethod(fit_view)
     places = (

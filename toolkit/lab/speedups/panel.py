@@ -1,37 +1,164 @@
 """Every recorded time beside the model of other chips, and beside a time taken here."""
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from toolkit.figures import ACCENT, FAINT, log_axes, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.view import Progress
-from toolkit.lab.speedups.measurement import can_measure, measure_here
-from toolkit.lab.speedups.recorded import (
-    FORWARD,
-    GRADIENT,
-    OTHER,
-    STEP,
-    Time,
-    recorded_times,
-    title_of,
-)
-from toolkit.lab.speedups.view import CHIPS, EVERY, SpeedupView, speedups
-from toolkit.measure import in_words
+from toolkit.lab.kit.view import Data, Progress, View
+from toolkit.lab.speedups import recorded
+from toolkit.measure import Peak, in_words
+
+EVERY = "every"
+
+
+class Row(NamedTuple):
+    """One line of the picture beside the chosen time."""
+
+    name: str  # the contender, or the chip
+    seconds: float
+    group: str  # as `Time.group` has it, or "modelled"
+    ratio: float | None = None  # seconds over ours in the same rounds; None unless all were checked
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class SpeedupView(View):
+    """The times that pass the filters."""
+
+    times: tuple[recorded.Time, ...]
+    everything: tuple[recorded.Time, ...]  # where rivals are looked for
+    chosen: int  # of `times`
+    chip: Peak
+
+    @property
+    def time(self) -> recorded.Time | None:
+        """The chosen one."""
+        return self.times[self.chosen] if self.times else None
+
+    def ratio(self, time: recorded.Time) -> float | None:
+        """Its seconds over ours in the same rounds, if both were checked."""
+        rivals = [other for other in self.everything if other.is_rival(time)]
+        # What a user calls comes first; forms that need a line more follow it.
+        ours = next((other for other in rivals if other.contender.startswith("toolkit")), None)
+        if ours is None or len(rivals) < 2 or not (ours.is_checked and time.is_checked):
+            return None
+        return time.record.value / ours.record.value
+
+    @property
+    def modelled(self) -> list[float | None]:
+        """The least time of each on the chip."""
+        return [time.modelled_seconds(self.chip) for time in self.times]
+
+    def rows(self) -> list[Row]:
+        """The chosen time, its rivals, what was measured here, and what chips could do."""
+        if (chosen := self.time) is None:
+            return []
+        rivals = [
+            other
+            for other in self.everything
+            if other.is_rival(chosen)
+            or (other.case == chosen.case and (other.is_here or chosen.is_here))
+        ]
+        rows = [
+            Row(r.contender, r.record.value, r.group, self.ratio(r), r is chosen) for r in rivals
+        ]
+        least = [(peak.name, chosen.modelled_seconds(peak)) for peak in recorded.CHIPS.values()]
+        return rows + [Row(name, s, "modelled") for name, s in least if s is not None]
+
+    def answer(self) -> str:
+        """Ours against the fastest other, as the heading has it."""
+        ratios = [row.ratio for row in self.rows() if row.group == "others" and row.ratio]
+        if not ratios:
+            return "Who takes how long"
+        best = min(ratios)
+        if best >= 1:
+            return f"The fastest other takes {in_words(best, 'times')} our time"
+        return f"We take {in_words(1 / best, 'times')} the time of the fastest other"
+
+    def data(self) -> Data:
+        sizes = {
+            name: ["–" if n is None else f"{n:,}" for n in (getattr(t, name) for t in self.times)]
+            for name in ("batch", "tokens")
+        }
+        records = [time.record for time in self.times]
+        return {
+            "method": [recorded.title_of(time.method) for time in self.times],
+            "what": [time.case for time in self.times],
+            **sizes,
+            "contender": [time.contender for time in self.times],
+            "time (seconds)": [record.value for record in records],
+            "times ours (times)": [self.ratio(time) for time in self.times],
+            f"on one {self.chip.name}, modelled (seconds)": self.modelled,
+            "kind": [time.kind for time in self.times],
+            "check": [record.check for record in records],
+            "device": [record.device for record in records],
+            "versions": [_versions(time) for time in self.times],
+            "date": [record.date[:10] for record in records],
+            "command": [record.command for record in records],
+            "commit": [record.commit for record in records],
+        }
+
+    def sentence(self) -> str:
+        if (time := self.time) is None:
+            return "No recorded time passes these filters."
+        caption = f"Time {self.chosen + 1} of {len(self.times)}: {time.case}, {time.contender}: "
+        caption += f"{in_words(time.record.value, 'seconds')}, {time.kind}."
+        rivals = [(row.name, row.ratio) for row in self.rows() if row.ratio is not None]
+        if rivals:
+            others = ", ".join(f"“{name}” {in_words(ratio, 'times')}" for name, ratio in rivals[1:])
+            caption += f" Of the time of “{rivals[0][0]}”, with results that agree: {others}."
+        if (floor := time.modelled_seconds(self.chip)) is not None:
+            caption += (
+                f" One {self.chip.name} needs at least {in_words(floor, 'seconds')} (modelled: "
+                "bfloat16, published peaks); the time above is "
+                f"{in_words(time.record.value / floor, 'times')} that."
+            )
+        return caption
+
+    def footnote(self) -> str:
+        if (time := self.time) is None:
+            return "Nothing to show: let more through."
+        record = time.record
+        return (
+            f"Ringed: {time.kind} on {record.device}; {_versions(time)}; {record.date[:10]}; "
+            f"check {record.check}.\n{record.command}, commit {record.commit[:8]}. "
+            "Filled: recorded (square: here). Diamonds: modelled, bfloat16."
+        )
+
+
+def _versions(time: recorded.Time) -> str:
+    wanted = ("jax", "python")
+    return ", ".join(f"{name} {time.record.versions.get(name, '?')}" for name in wanted)
+
+
+def speedups(
+    times: tuple[recorded.Time, ...], *, method: str, work: str, tokens: int, batch: int, chip: str,
+    point: int,
+) -> SpeedupView:  # fmt: skip
+    """Those of `times` that pass, `point` of them chosen; `EVERY` and 0 let everything through."""
+    shown = tuple(
+        time
+        for time in times
+        if method in (EVERY, time.method)
+        and work in (EVERY, time.work)
+        and tokens in (0, time.tokens)
+        and batch in (0, time.batch)
+    )
+    return SpeedupView(shown, times, min(point, max(1, len(shown))) - 1, recorded.CHIPS[chip])
+
 
 MOST_ROWS = 14
-# Who is drawn how: name, which times, look.
-GROUPS = (
-    ("this package", lambda time: time.is_ours and not time.is_here, look("full")),
-    ("others, recorded", lambda time: not time.is_ours and not time.is_here, look("gdn")),
-    ("measured here", lambda time: time.is_here, look("window")),
-)
+GROUPS = {"this package": look("full"), "others": look("gdn"), "measured here": look("window")}
+RING = {"markerfacecolor": "none", "markeredgewidth": 2}
 LIMITS = (1e-8, 100.0)
 BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
 
@@ -52,35 +179,34 @@ class TimesPlot(Plot):
                 at, times * at, "as fast" if times == 1 else f"{times:,}×", color=FAINT,
                 fontsize=8.5, ha="center", va="center", bbox=BEHIND,
             )  # fmt: skip
-        self._groups = [
-            self.marks(seen.colour, seen.marker, markersize=5.5, markeredgecolor="white",
-                       markeredgewidth=0.5)
-            for _, _, seen in GROUPS
-        ]  # fmt: skip
-        for (name, *_), marks in zip(GROUPS, self._groups, strict=True):
-            marks.set_label(name)
+        edge = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+        self._groups = {
+            name: self.marks(seen.colour, seen.marker, label=name, **edge)
+            for name, seen in GROUPS.items()
+        }
+        self._groups["others"].set_label("others, recorded")
         axes.legend(
-            handles=self._groups, loc="lower right", handletextpad=0.1, borderaxespad=0.1,
-            labelspacing=0.25, fontsize=8.5,
+            handles=[*self._groups.values()], loc="lower right", handletextpad=0.1,
+            borderaxespad=0.1, labelspacing=0.25, fontsize=8.5,
         )  # fmt: skip
-        self._ring = self.marks(
-            ACCENT, "o", markersize=13, markerfacecolor="none", markeredgewidth=2
-        )
-        self._none = self.text(
-            0.5, 0.5, transform=axes.transAxes, ha="center", va="center", color=FAINT
-        )
+        self._ring = self.marks(ACCENT, "o", markersize=13, **RING)
+        middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        self._none = self.text(0.5, 0.5, color=FAINT, **middle)
 
     def show(self, view: SpeedupView) -> None:
         label = f"least on one {view.chip.name} (modelled)"
         if self.axes.get_xlabel() != label:
             self.axes.set_xlabel(label)
-        found = [(time, x) for time in view.times if (x := view.modelled(time)) is not None]
-        for (_, belongs, _), marks in zip(GROUPS, self._groups, strict=True):
-            own = [(x, time.record.value) for time, x in found if belongs(time)]
-            marks.set_data([x for x, _ in own], [y for _, y in own])
-        ringed = [(x, time.record.value) for time, x in found if time is view.time]
-        self._ring.set_data([x for x, _ in ringed], [y for _, y in ringed])
+        every = zip(view.times, view.modelled, strict=True)
+        found = [(time, least) for time, least in every if least is not None]
+        for group, marks in self._groups.items():
+            _show_times(marks, [pair for pair in found if pair[0].group == group])
+        _show_times(self._ring, [pair for pair in found if pair[0] is view.time])
         self._none.set_text("" if found else "nothing here that\na formula models")
+
+
+def _show_times(marks: Line2D, found: list[tuple[recorded.Time, float]]) -> None:
+    marks.set_data([x for _, x in found], [time.record.value for time, _ in found])
 
 
 class RivalsPlot(Plot):
@@ -102,16 +228,12 @@ class RivalsPlot(Plot):
             self.line(linewidth=1, color=FAINT, linestyle=(0, (1, 2))) for _ in range(MOST_ROWS)
         ]
         self._marks = {
-            "this package": self.marks(look("full").colour, "o", markersize=8),
-            "others": self.marks(look("gdn").colour, "^", markersize=8),
-            "measured here": self.marks(look("window").colour, "s", markersize=8),
-            "modelled": self.marks(
-                FAINT, "D", markersize=7, markerfacecolor="white", markeredgewidth=1.6
-            ),
+            name: self.marks(seen.colour, seen.marker, markersize=8)
+            for name, seen in GROUPS.items()
         }
-        self._ring = self.marks(
-            ACCENT, "o", markersize=14, markerfacecolor="none", markeredgewidth=2
-        )
+        hollow = {"markersize": 7, "markerfacecolor": "white", "markeredgewidth": 1.6}
+        self._marks["modelled"] = self.marks(FAINT, "D", **hollow)
+        self._ring = self.marks(ACCENT, "o", markersize=14, **RING)
         left = axes.get_yaxis_transform()
         self._labels, self._values = (
             [
@@ -133,15 +255,12 @@ class RivalsPlot(Plot):
         self._ring.set_data([rows[place].seconds for place in ringed], ringed)
         for place in range(MOST_ROWS):
             row = rows[place] if place < len(rows) else None
-            self._bars[place].set_data(
-                [edge, row.seconds] if row else [], [place] * 2 if row else []
-            )
-            name, value = self._labels[place], self._values[place]
-            name.set_text(_folded(row.name) if row else "")
-            value.set_text(_said(row) if row else "")
-            is_bold = row is not None and row.is_chosen
-            for words in (name, value):
-                words.set_fontweight("bold" if is_bold else "normal")
+            line = ([edge, row.seconds], [place] * 2) if row else ([], [])
+            self._bars[place].set_data(*line)
+            weight = "bold" if row and row.is_chosen else "normal"
+            name, value = (_folded(row.name), _in_words(row)) if row else ("", "")
+            self._labels[place].set(text=name, fontweight=weight)
+            self._values[place].set(text=value, fontweight=weight)
 
 
 def _folded(name: str) -> str:
@@ -149,13 +268,13 @@ def _folded(name: str) -> str:
     return f"{head},\n{tail}" if comma and len(name) > 22 else name
 
 
-def _said(row) -> str:
+def _in_words(row: Row) -> str:
     words = in_words(row.seconds, "seconds")
     return words if row.ratio is None else f"{words} ({in_words(row.ratio, 'times')})"
 
 
-_TIMES = recorded_times()
-_METHODS = {title_of(name): name for name in dict.fromkeys(time.method for time in _TIMES)}
+_TIMES = recorded.recorded_times()
+_METHODS = {recorded.title_of(name): name for name in dict.fromkeys(time.method for time in _TIMES)}
 _LENGTHS = sorted({time.tokens for time in _TIMES if time.tokens is not None})
 _BATCHES = sorted({time.batch for time in _TIMES if time.batch is not None})
 
@@ -178,15 +297,15 @@ class SpeedupPanel(Panel):
 
     method = Choice("Method", "gdn", {"every method": EVERY, **_METHODS})
     work = Choice(
-        "Work", GRADIENT,
-        {"every kind of work": EVERY, "forward": FORWARD, "forward and backward": GRADIENT,
-         "one decoded token": STEP, "other": OTHER},
+        "Work", recorded.GRADIENT,
+        {"every kind of work": EVERY, "forward": recorded.FORWARD,
+         "forward and backward": recorded.GRADIENT, "one decoded token": recorded.STEP,
+         "other": recorded.OTHER},
     )  # fmt: skip
     tokens = Choice("Length (tokens)", 0, {"every length": 0, **{f"{n:,}": n for n in _LENGTHS}})
     batch = Choice("Batch (sequences)", 0, {"every batch": 0, **{f"{n}": n for n in _BATCHES}})
     chip = Choice(
-        "Chip", "h100",
-        {f"{peak.name} (modelled)": name for name, peak in CHIPS.items()},
+        "Chip", "h100", {f"{peak.name} (modelled)": name for name, peak in recorded.CHIPS.items()},
         explanation="Whose published peaks bound the time on the left",
     )  # fmt: skip
     point = Number(
@@ -195,7 +314,7 @@ class SpeedupPanel(Panel):
     )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
-        self.times: tuple[Time, ...] = _TIMES
+        self.times: tuple[recorded.Time, ...] = _TIMES
         super().__init__(**values)
 
     def measure(self) -> None:
@@ -216,11 +335,11 @@ class SpeedupPanel(Panel):
 
     def pieces(self) -> Iterator[Progress]:
         chosen: Any = self.view
-        if not can_measure(chosen.time):
+        if not recorded.can_measure(chosen.time):
             command = "" if chosen.time is None else f"; run: {chosen.time.record.command}"
             yield 1, 1, f"a button cannot do this work{command}"
             return
-        for done, total, what, new in measure_here(chosen.time):
+        for done, total, what, new in recorded.measure_here(chosen.time):
             if new is not None:
                 self.times = (*self.times, new)
             yield done, total, what

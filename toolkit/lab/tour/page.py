@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.figures import in_words, report
-from toolkit.lab.attention.view import DECODE, PREFILL
+from toolkit.lab.attention.cost_curves import DECODE, PREFILL
 from toolkit.lab.tour import figures
 from toolkit.language import TrainedModel, TrainingRun
 from toolkit.language.train import LOG_EVERY

@@ -19,8 +19,8 @@ from typing import Any
 from tqdm import tqdm
 
 from toolkit.figures.report import write_whole
+from toolkit.lab.attention.cost_curves import DECODE, KEPT, PREFILL, Layer
 from toolkit.lab.attention.measurement import measure_pieces
-from toolkit.lab.attention.view import DECODE, KEPT, PREFILL, Layer
 from toolkit.lab.tour.page import TourResults, write_tour_page
 from toolkit.language import (
     TrainedModel,
@@ -196,7 +196,7 @@ def _once(path: Path, work: Callable[[], Any]) -> Any:
 
 def _sharded_step() -> dict[str, Any]:
     """Run in a process of its own: devices must be simulated before jax starts."""
-    command = [sys.executable, "-m", "toolkit.lab.sharding.sharded_step"]
+    command = [sys.executable, "-m", "toolkit.lab.tour.sharded_step"]
     done = subprocess.run(
         command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, check=False
     )

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from toolkit.attention.latent import calibration_latents, principal_basis
 from toolkit.attention.sparse.decode.quest import Quest
 from toolkit.figures import ACCENT, look
-from toolkit.lab.latent.slice import sliced_layer
-from toolkit.lab.latent.small_layers import small_layers
+from toolkit.lab.latent.slice import sliced_layer, small_layers
 from toolkit.lab.lessons.drawing import draw_bars, draw_lines, draw_matrices, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,

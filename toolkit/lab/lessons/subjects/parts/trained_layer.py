@@ -10,7 +10,7 @@ import numpy as np
 from toolkit.attention.latent import principal_basis
 from toolkit.attention.latent.weights import project
 from toolkit.attention.sparse import build, choose, decode_step
-from toolkit.lab.latent.small_layers import small_layers
+from toolkit.lab.latent.slice import small_layers
 
 TOKENS, EARLY = 128, 64
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)

@@ -1,6 +1,6 @@
 """One train step of a language model on eight simulated devices, as the compiler made it.
 
-Run as `python -m toolkit.lab.sharding.sharded_step`, in a process of its own because devices are
+Run as `python -m toolkit.lab.tour.sharded_step`, in a process of its own because devices are
 simulated before jax starts; prints JSON.
 """
 
