@@ -15,7 +15,8 @@ from toolkit.lab.lr.search_panel import SearchPanel
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
 
-QUICK = {"problem": "quadratic 1d", "budget": 500, "candidates": 4}
+PUBLISHED = {"method": "autolrs", "proposals": "sequential"}
+QUICK = {"problem": "quadratic 1d", "budget": 500, "candidates": 4, **PUBLISHED}
 
 
 @pytest.fixture
@@ -23,10 +24,21 @@ def panel() -> SearchPanel:
     return SearchPanel(**QUICK)
 
 
+def test_the_first_picture_has_a_gaussian_process_that_does_not_swing() -> None:
+    """The published one turns at nearly every candidate."""
+
+    def turns(**settings) -> int:
+        slope = np.sign(np.diff(SearchPanel(**settings).view.landscape.mean))
+        return int((slope[1:] != slope[:-1]).sum())
+
+    assert turns() <= 1
+    assert turns(method="autolrs") > 6
+
+
 def test_kappa_changes_where_the_search_goes() -> None:
     tried = {}
     for kappa in (1, 1000):
-        panel = SearchPanel(kappa=kappa)
+        panel = SearchPanel(kappa=kappa, **PUBLISHED)
         for _ in range(5):
             panel.step()
         tried[kappa] = [one.rate for one in panel.view.candidates]
@@ -35,7 +47,7 @@ def test_kappa_changes_where_the_search_goes() -> None:
     assert np.ptp(np.log(tried[1000])) > np.log(50)
 
 
-@pytest.mark.parametrize("settings", [{"method": "autolrs"}, {"method": "probe"}], ids=str)
+@pytest.mark.parametrize("settings", [PUBLISHED, {"method": "probe"}], ids=str)
 @pytest.mark.timed
 def test_looking_at_a_round_again_is_quick(settings: dict) -> None:
     panel = SearchPanel(**settings)

@@ -160,13 +160,13 @@ class SearchPanel(Panel):
     button = "Run to the end"
 
     problem = Choice("Problem", "quadratic 10", PROBLEMS)
-    method = Choice("Method", "autolrs", search_rounds.METHODS)
+    method = Choice("Method", "robust", search_rounds.METHODS)
     budget = Choice(
         "Budget", 2000, {f"{steps:,}": steps for steps in BUDGETS},
         explanation="Gradient evaluations in all, those of candidates included",
     )  # fmt: skip
     proposals = Choice(
-        "Candidates come", "sequential", search_rounds.PROPOSALS, explanation="AutoLRS only"
+        "Candidates come", "together", search_rounds.PROPOSALS, explanation="AutoLRS only"
     )
     candidates = Number(
         "Candidates", 10, low=3, high=16, is_continuous=False,

@@ -175,7 +175,7 @@ REPLAYED: dict[str, Replayed] = {
     "search": Replayed(
         "notebooks/lr_search", 'whole = SearchPanel(', "SearchPanel",
         {"method": None, "round": range(1, 46)},
-        {"problem": "quadratic 10", "method": "autolrs"},
+        {"problem": "quadratic 10", "method": "autolrs", "proposals": "sequential"},
         _search_all,
     ),
     "race": Replayed(
