@@ -6,6 +6,7 @@ Pure functions.
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -189,8 +190,12 @@ class DevicesPlot(Plot):
         self.bars = {}
         for plan, offset, hatch in zip(PLANS[:2], (-0.2, 0.2), ("//", ""), strict=True):
             places, colour = np.arange(DEVICES) + offset, _LOOKS[plan].colour
-            look = {"color": "white" if hatch else colour, "edgecolor": colour, "hatch": hatch}
-            self.bars[plan] = self.bars_at(places, 0.36, label=plan, **look)
+            style: Any = {
+                "color": "white" if hatch else colour,
+                "edgecolor": colour,
+                "hatch": hatch,
+            }
+            self.bars[plan] = self.bars_at(places, 0.36, label=plan, **style)
         axes.axhline(1, color=INK, linestyle="--", linewidth=1.4, zorder=5)
         axes.legend(loc="upper left", ncols=2, fontsize=9)
 
