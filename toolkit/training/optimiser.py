@@ -151,12 +151,12 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     # An update as large as AdamW's (0.2, Moonlight), so that both take the same learning rate.
     muon = optax.contrib.muon(
         1.0, adam_b1=b1, adam_b2=b2, eps=eps, adam_learning_rate=1.0,
-        muon_weight_dimension_numbers=_hidden_matrices, consistent_rms=0.2,
+        muon_weight_dimension_numbers=hidden_matrices, consistent_rms=0.2,
     )  # fmt: skip
     return optax.chain(muon, optax.scale(-1.0))
 
 
-def _hidden_matrices(params: Any) -> Any:
+def hidden_matrices(params: Any) -> Any:
     """The weights of linear maps between hidden layers; the leading axes are a stack of them."""
 
     def dimensions(path: str, leaf: Any) -> MuonDimensionNumbers | None:
