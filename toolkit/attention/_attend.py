@@ -30,17 +30,14 @@ class Softmax(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What attention over a selection returns, in the precision of sums.
+    """What attention over a selection returns, in the precision of sums."""
 
-    Attributes:
-        out: outputs [queries, group, value]; 0 for a query that attends to nothing.
-        weights: probabilities [queries, group, keys], 0 outside the selection.
-        lse: logarithm of the sum of exponentials [queries, group]. Attention over two disjoint
-            selections is the sum of their outputs weighted by a softmax over the two.
-    """
-
+    # outputs [queries, group, value]; 0 for a query that attends to nothing
     out: Float[Array, "queries group value"]
+    # probabilities [queries, group, keys], 0 outside the selection
     weights: Float[Array, "queries group keys"]
+    # logarithm of the sum of exponentials [queries, group]. Attention over two disjoint selections
+    # is the sum of their outputs weighted by a softmax over the two.
     lse: Float[Array, "queries group"]
 
 
@@ -140,21 +137,18 @@ class Mask:
     The window alone is fixed when compiling, so a cache grows without compiling anew. A place is
     one number for all rows of a batch, or one for each. A bias of -inf hides keys too; it is
     differentiated, and so it lies with the inputs.
-
-    Attributes:
-        window: keys that a query sees before and after its own place.
-        query_start: index of the first query on the keys' axis; None for 0.
-        key_start: first key that exists, which a ring that is part full has; None for 0.
-        key_stop: one past the last key that exists; None for all of them.
-        documents: of queries and keys; None if every row is one document.
-        allowed: whether a query may see a key.
     """
 
+    # keys that a query sees before and after its own place
     window: Window = field(default=CAUSAL, metadata={"static": True})
+    # index of the first query on the keys' axis; None for 0
     query_start: Int[Array, "..."] | int | None = None
+    # first key that exists, which a ring that is part full has; None for 0
     key_start: Int[Array, "..."] | int | None = None
+    # one past the last key that exists; None for all of them
     key_stop: Int[Array, "..."] | int | None = None
-    documents: Segments | None = None
+    documents: Segments | None = None  # of queries and keys; None if every row is one document
+    # whether a query may see a key
     allowed: Bool[Array, "#batch #heads #query_time #key_time"] | None = None
 
     def places(self, keys: int) -> tuple[Array, Array, Array]:

@@ -205,17 +205,12 @@ def cut_as_arrays_are(
 
 
 class Continued(NamedTuple):
-    """A cache with new tokens, and the keys that their queries attend to.
+    """A cache with new tokens, and the keys that their queries attend to."""
 
-    Attributes:
-        arrays: what the cache holds by name, on the axis of keys that `mask` speaks of.
-        mask: which of the old and new tokens on that axis the queries see.
-        cache: the new cache.
-    """
-
+    # what the cache holds by name, on the axis of keys that `mask` speaks of
     arrays: dict[str, Array]
-    mask: Mask
-    cache: Any
+    mask: Mask  # which of the old and new tokens on that axis the queries see
+    cache: Any  # the new cache
 
 
 def continue_rows(

@@ -18,26 +18,18 @@ from jax import lax
 
 
 class Known(NamedTuple):
-    """A form known to be the best of a family on a platform.
+    """A form known to be the best of a family on a platform."""
 
-    Attributes:
-        family: "softmax", "recurrent" for all mixers with a state, or "latent" for a step of latent
-            attention; without a row for any platform it is the form of XLA.
-        platform: "cpu", "cuda", "tpu" or "rocm"; None for all that have no row of their own.
-        implementation: the form.
-        record: file in data/measurements.
-        case: the case in it, with its contenders: the form, and what it is faster than.
-        form: the name of the form there.
-        slower: the name of what it is faster than.
-    """
-
+    # "softmax", "recurrent" for all mixers with a state, or "latent" for a step of latent
+    # attention; without a row for any platform it is the form of XLA
     family: str
+    # "cpu", "cuda", "tpu" or "rocm"; None for all that have no row of their own
     platform: str | None
-    implementation: str
-    record: str
-    case: str
-    form: str
-    slower: str
+    implementation: str  # the form
+    record: str  # file in data/measurements
+    case: str  # the case in it, with its contenders: the form, and what it is faster than
+    form: str  # the name of the form there
+    slower: str  # the name of what it is faster than
 
 
 BEST_KNOWN = (

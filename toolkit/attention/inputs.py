@@ -25,16 +25,11 @@ from toolkit.attention.costs import (
 
 @dataclass(frozen=True)
 class Values:
-    """The numbers an input may hold.
+    """The numbers an input may hold."""
 
-    Attributes:
-        low: least of them.
-        high: largest of them.
-        of: brings unconstrained numbers into the range, as a layer does with its projections.
-    """
-
-    low: float
-    high: float
+    low: float  # least of them
+    high: float  # largest of them
+    # brings unconstrained numbers into the range, as a layer does with its projections
     of: Callable[[np.ndarray], np.ndarray]
 
 

@@ -25,18 +25,12 @@ FORMS: dict[str, Any] = {
 
 
 class Known(NamedTuple):
-    """The form for a platform.
+    """The form for a platform."""
 
-    Attributes:
-        platform: "cpu" or "tpu"; "default" for all others.
-        implementation: a key of `FORMS`.
-        why: the reason.
-        record: file in data/measurements in which it is the fastest, or None if not measured.
-    """
-
-    platform: str
-    implementation: str
-    why: str
+    platform: str  # "cpu" or "tpu"; "default" for all others
+    implementation: str  # a key of `FORMS`
+    why: str  # the reason
+    # file in data/measurements in which it is the fastest, or None if not measured
     record: str | None = None
 
 

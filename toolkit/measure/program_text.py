@@ -33,21 +33,13 @@ _IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a program, without layouts.
+    """One line of a program, without layouts."""
 
-    Attributes:
-        name: name of its result.
-        shape: of the result, such as "f32[8,32]" or a tuple of such.
-        opcode: such as "all-reduce" or "while".
-        operands: the text between the parentheses.
-        attributes: all that follows.
-    """
-
-    name: str
-    shape: str
-    opcode: str
-    operands: str
-    attributes: str
+    name: str  # name of its result
+    shape: str  # of the result, such as "f32[8,32]" or a tuple of such
+    opcode: str  # such as "all-reduce" or "while"
+    operands: str  # the text between the parentheses
+    attributes: str  # all that follows
 
     @property
     def operand_names(self) -> list[str]:

@@ -46,21 +46,15 @@ class RowCache:
 class PagedCache:
     """Rows in pages of `page` tokens.
 
-    Attributes:
-        pages: what grows with the text, [pages, ...] each.
-        rows: everything else, [slots, ...] each.
-        axes: for every leaf of a `LoopedCache` the axis of tokens, or None for one of `rows`.
-        tree: the structure of a `LoopedCache`.
-        page: tokens of a page.
-
     Source: Kwon et al., "PagedAttention", 2023 (arXiv:2309.06180), section 4.
     """
 
-    pages: tuple[Array, ...]
-    rows: tuple[Array, ...]
+    pages: tuple[Array, ...]  # what grows with the text, [pages, ...] each
+    rows: tuple[Array, ...]  # everything else, [slots, ...] each
+    # for every leaf of a `LoopedCache` the axis of tokens, or None for one of `rows`
     axes: tuple[int | None, ...] = field(metadata={"static": True})
-    tree: Any = field(metadata={"static": True})
-    page: int = field(metadata={"static": True})
+    tree: Any = field(metadata={"static": True})  # the structure of a `LoopedCache`
+    page: int = field(metadata={"static": True})  # tokens of a page
 
     @classmethod
     def empty(

@@ -46,20 +46,15 @@ Softmax = Literal["sliced", "summed"]
 
 
 class SliceScores(NamedTuple):
-    """Scores of a sequence, scaled, before the mask.
+    """Scores of a sequence, scaled, before the mask."""
 
-    Attributes:
-        slices: of every slice, its multiplier and the rotary part in it
-            [slices, batch, heads, queries, keys].
-        true: of the whole latent [1, batch, heads, queries, keys].
-        rotary: the part of both that depends on positions [1, batch, heads, queries, keys].
-        latents: of every slice [slices, batch, keys, slice].
-    """
-
+    # of every slice, its multiplier and the rotary part in it [slices, batch, heads, queries, keys]
     slices: Float[Array, "slices batch heads queries keys"]
+    # of the whole latent [1, batch, heads, queries, keys]
     true: Float[Array, "1 batch heads queries keys"]
+    # the part of both that depends on positions [1, batch, heads, queries, keys]
     rotary: Float[Array, "1 batch heads queries keys"]
-    latents: Float[Array, "slices batch keys slice"]
+    latents: Float[Array, "slices batch keys slice"]  # of every slice [slices, batch, keys, slice]
 
 
 @checked

@@ -131,19 +131,12 @@ def check_weights(weights: LatentWeights, config: LatentConfig) -> None:
 
 
 class Projected(NamedTuple):
-    """What a layer makes of its tokens.
+    """What a layer makes of its tokens."""
 
-    Attributes:
-        queries: without position [..., heads, key].
-        rope_queries: rotated [..., heads, rope].
-        latents: normalised, as they are kept [..., latent].
-        rope_keys: rotated [..., rope].
-    """
-
-    queries: Float[Array, "*tokens heads key"]
-    rope_queries: Float[Array, "*tokens heads rope"]
-    latents: Float[Array, "*tokens latent"]
-    rope_keys: Float[Array, "*tokens rope"]
+    queries: Float[Array, "*tokens heads key"]  # without position [..., heads, key]
+    rope_queries: Float[Array, "*tokens heads rope"]  # rotated [..., heads, rope]
+    latents: Float[Array, "*tokens latent"]  # normalised, as they are kept [..., latent]
+    rope_keys: Float[Array, "*tokens rope"]  # rotated [..., rope]
 
 
 def project(

@@ -30,19 +30,14 @@ _NAME = re.compile(r"(\w+) (forward(?:\+backward)?) B=\d+ T=\d+ H=\d+ D=(\d+) \w
 
 @dataclass(frozen=True)
 class MixerFigureData:
-    """What the picture shows.
+    """What the picture shows."""
 
-    Attributes:
-        mixers: their names, in the order they were run.
-        ratios: contender -> mixer -> its seconds over ours, forward+backward.
-        fractions: direction -> mixer -> our share of the machine's rate, heads of 128.
-        yardstick: what the share is of.
-    """
-
-    mixers: tuple[str, ...]
+    mixers: tuple[str, ...]  # their names, in the order they were run
+    # contender -> mixer -> its seconds over ours, forward+backward
     ratios: Mapping[str, Mapping[str, float]]
+    # direction -> mixer -> our share of the machine's rate, heads of 128
     fractions: Mapping[str, Mapping[str, float]]
-    yardstick: str
+    yardstick: str  # what the share is of
 
 
 def mixer_figure_data(records: Iterable[Record]) -> MixerFigureData:

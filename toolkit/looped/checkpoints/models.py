@@ -19,17 +19,11 @@ from toolkit.looped.mixing import LAYERS
 
 
 class Part(NamedTuple):
-    """Rules, and the module to which they apply.
+    """Rules, and the module to which they apply."""
 
-    Attributes:
-        module: path of the module in the model; "" for the model itself.
-        prefix: prefix of the tensors' names.
-        rules: the rules.
-    """
-
-    module: str
-    prefix: str
-    rules: tuple[WeightRule, ...]
+    module: str  # path of the module in the model; "" for the model itself
+    prefix: str  # prefix of the tensors' names
+    rules: tuple[WeightRule, ...]  # the rules
 
 
 def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[str]) -> list[Part]:

@@ -39,15 +39,10 @@ COPIED = ("full", "window")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ExitRule:
-    """When a row stops looping; made by `exit_rule`.
+    """When a row stops looping; made by `exit_rule`."""
 
-    Attributes:
-        threshold: of the rule.
-        kind: "gate" or "kl".
-    """
-
-    threshold: float | Array
-    kind: Literal["gate", "kl"] = dataclasses.field(metadata={"static": True})
+    threshold: float | Array  # of the rule
+    kind: Literal["gate", "kl"] = dataclasses.field(metadata={"static": True})  # "gate" or "kl"
 
 
 def exit_rule(words: str, config: LoopedConfig) -> ExitRule:
@@ -116,19 +111,12 @@ def decode_until_exit(
 
 
 class _State(NamedTuple):
-    """What a step knows of its rows after a loop; every array begins with batch.
+    """What a step knows of its rows after a loop; every array begins with batch."""
 
-    Attributes:
-        h: the stream after the last loop that a row ran.
-        made: the token's keys and values in that loop, by layer.
-        progress: what the rule keeps from loop to loop.
-        finished: whether a row runs no further loop.
-    """
-
-    h: Array
-    made: Any
-    progress: Any
-    finished: Bool[Array, "batch"]
+    h: Array  # the stream after the last loop that a row ran
+    made: Any  # the token's keys and values in that loop, by layer
+    progress: Any  # what the rule keeps from loop to loop
+    finished: Bool[Array, "batch"]  # whether a row runs no further loop
 
 
 def append_until_exit(

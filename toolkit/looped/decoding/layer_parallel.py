@@ -106,21 +106,13 @@ class ParallelLayers:
 )
 @dataclass(frozen=True)
 class Calibrated:
-    """A draft's cache that is exact up to the last round, and rough in it.
+    """A draft's cache that is exact up to the last round, and rough in it."""
 
-    Attributes:
-        exact: without the tokens of the last round.
-        rough: what the steps of this round write, or None between rounds.
-        tokens: that the draft was given in the last round.
-        count: of those the ones that were kept.
-        step: of this round.
-    """
-
-    exact: LoopedCache
-    rough: LoopedCache | None
-    tokens: Int[Array, "batch drafts"]
-    count: Int[Array, "batch"]
-    step: int
+    exact: LoopedCache  # without the tokens of the last round
+    rough: LoopedCache | None  # what the steps of this round write, or None between rounds
+    tokens: Int[Array, "batch drafts"]  # that the draft was given in the last round
+    count: Int[Array, "batch"]  # of those the ones that were kept
+    step: int  # of this round
 
     def restore(self, passed: Sequence[Any], count: Int[Array, "batch"]) -> "Calibrated":
         """The cache between rounds: what is rough is dropped, what was kept is read later."""

@@ -12,15 +12,10 @@ from jaxtyping import Array, Float, Int
 
 
 class LoopRow(NamedTuple):
-    """The parameters of one loop or, with a leading axis, of all loops.
+    """The parameters of one loop or, with a leading axis, of all loops."""
 
-    Attributes:
-        rho: gate on the loop's input [width], or None.
-        embedding: added to the loop's input [width], or None.
-    """
-
-    rho: Float[Array, "... width"] | None = None
-    embedding: Float[Array, "... width"] | None = None
+    rho: Float[Array, "... width"] | None = None  # gate on the loop's input [width], or None
+    embedding: Float[Array, "... width"] | None = None  # added to the loop's input [width], or None
 
 
 def row_of(stacked: Any, tau: int) -> Any:

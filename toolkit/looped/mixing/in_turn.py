@@ -11,15 +11,10 @@ from toolkit.attention._caches import picked
 
 
 class InTurn(NamedTuple):
-    """The caches of a layer before and after each of its last tokens.
+    """The caches of a layer before and after each of its last tokens."""
 
-    Attributes:
-        caches: the cache, and one more per token.
-        start: tokens of every row before them.
-    """
-
-    caches: tuple[Any, ...]
-    start: Int[Array, "batch"]
+    caches: tuple[Any, ...]  # the cache, and one more per token
+    start: Int[Array, "batch"]  # tokens of every row before them
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "InTurn":
         """Clear some rows for other sequences."""

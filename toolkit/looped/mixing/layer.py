@@ -68,17 +68,11 @@ class LayerConfig:
 
 
 class ConfiguredLayer(nnx.Module):
-    """A layer with a word and options of its own.
+    """A layer with a word and options of its own."""
 
-    Attributes:
-        word: its name in a configuration.
-        Options: the dataclass of its options.
-        can_cut_time: whether it can read sequences sharded over devices.
-    """
-
-    word: ClassVar[str]
-    Options: ClassVar[type[LayerOptions]] = LayerOptions
-    can_cut_time: ClassVar[bool] = False
+    word: ClassVar[str]  # its name in a configuration
+    Options: ClassVar[type[LayerOptions]] = LayerOptions  # the dataclass of its options
+    can_cut_time: ClassVar[bool] = False  # whether it can read sequences sharded over devices
 
     @classmethod
     def options_of(cls, config: LayerConfig) -> Any:

@@ -22,17 +22,13 @@ class RotaryScaling:
         f' = f (s + (1 - s) / factor)       s = clip((turns - low) / (high - low), 0, 1)
 
     with `turns` the turns that a pair of channels of frequency f makes in `original_length` tokens.
-
-    Attributes:
-        factor: divisor of the frequencies that turn at most `low` times.
-        low, high: turns; frequencies of at least `high` turns are kept.
-        original_length: context length in tokens before the stretch.
     """
 
-    factor: float
+    factor: float  # divisor of the frequencies that turn at most `low` times
+    # low, high: turns; frequencies of at least `high` turns are kept
     low: float
     high: float
-    original_length: int
+    original_length: int  # context length in tokens before the stretch
 
     def __post_init__(self):
         if not (self.factor >= 1 and 0 < self.low < self.high):
@@ -83,16 +79,12 @@ class YarnScaling:
 class DividedFrequencies:
     """Rotary frequencies divided by given numbers: linear scaling, and LongRoPE.
 
-    Attributes:
-        divisors: one for all pairs of channels, or one per pair.
-        amplitude: factor of turned queries and keys.
-
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional
         Interpolation", 2023; Ding et al., "LongRoPE", 2024, arXiv:2402.13753.
     """
 
-    divisors: tuple[float, ...]
-    amplitude: float = 1.0
+    divisors: tuple[float, ...]  # one for all pairs of channels, or one per pair
+    amplitude: float = 1.0  # factor of turned queries and keys
 
     def __post_init__(self):
         if not (self.divisors and min(self.divisors) > 0 and self.amplitude > 0):

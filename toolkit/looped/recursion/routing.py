@@ -34,27 +34,17 @@ OTHERS = (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recursing:
-    """What a loop hands to the next.
+    """What a loop hands to the next."""
 
-    Attributes:
-        h: the tokens' states [..., width].
-        active: whether a token has taken all loops so far.
-        count: loops that it took.
-        loop: the number of the next loop, from 0.
-        base: tokens of each row [batch] that came before these, or None.
-        start: with "token", the states before the first loop [..., width]; None with "expert".
-        depth: likewise the last loop that a token takes [...], from 0.
-        weight: likewise the share of its last loop's output [...].
-    """
-
-    h: Float[Array, "... width"]
-    active: Bool[Array, "..."]
-    count: Int[Array, "..."]
-    loop: Int[Array, ""]
-    base: Any = None
+    h: Float[Array, "... width"]  # the tokens' states [..., width]
+    active: Bool[Array, "..."]  # whether a token has taken all loops so far
+    count: Int[Array, "..."]  # loops that it took
+    loop: Int[Array, ""]  # the number of the next loop, from 0
+    base: Any = None  # tokens of each row [batch] that came before these, or None
+    # with "token", the states before the first loop [..., width]; None with "expert"
     start: Any = None
-    depth: Any = None
-    weight: Any = None
+    depth: Any = None  # likewise the last loop that a token takes [...], from 0
+    weight: Any = None  # likewise the share of its last loop's output [...]
 
 
 class Router(nnx.Module):

@@ -48,22 +48,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class FirstUse:
-    """How a program is run again.
+    """How a program is run again."""
 
-    Attributes:
-        gather: (shard) -> its array, whole along the axes of the batch.
-        batch: the mesh axes that cut the batch.
-        keep: (equation, its results) -> the results, held to devices.
-        mesh: the devices; None inside of `jax.shard_map`.
-        rows: (variable) -> the dimension that the batch's axes cut, or None.
-        policy: what a loop over stacked layers keeps for the backward pass; None: everything.
-    """
-
-    gather: Callable[[Shard], Array]
-    batch: tuple[str, ...]
+    gather: Callable[[Shard], Array]  # (shard) -> its array, whole along the axes of the batch
+    batch: tuple[str, ...]  # the mesh axes that cut the batch
+    # (equation, its results) -> the results, held to devices
     keep: Callable[[Any, list[Any]], list[Any]] = lambda equation, results: results
-    mesh: Mesh | None = None
+    mesh: Mesh | None = None  # the devices; None inside of `jax.shard_map`
+    # what a loop over stacked layers keeps for the backward pass; None: everything
     policy: Callable[..., Any] | None = None
+    # (variable) -> the dimension that the batch's axes cut, or None
     rows: Callable[[Any], int | None] = lambda variable: None
 
     def run(self, program: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:

@@ -18,21 +18,13 @@ from toolkit.experts.products import Activation, Weights, expert, rows_of
 
 
 class Way(NamedTuple):
-    """The settings of a way.
+    """The settings of a way."""
 
-    Attributes:
-        axes: the mesh axes that cut experts.
-        hidden_axis: the axis that shards the hidden size, or None.
-        is_cut_inside: whether tokens are sharded along `hidden_axis` too.
-        slots: tokens that an expert takes from each device.
-        activation: of the experts.
-    """
-
-    axes: tuple[str, ...]
-    hidden_axis: str | None
-    is_cut_inside: bool
-    slots: int
-    activation: Activation
+    axes: tuple[str, ...]  # the mesh axes that cut experts
+    hidden_axis: str | None  # the axis that shards the hidden size, or None
+    is_cut_inside: bool  # whether tokens are sharded along `hidden_axis` too
+    slots: int  # tokens that an expert takes from each device
+    activation: Activation  # of the experts
 
 
 def by_all_to_all(

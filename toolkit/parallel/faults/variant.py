@@ -32,27 +32,19 @@ Constraint = tuple[str, tuple[int, ...], PartitionSpec]
 
 @dataclass(frozen=True)
 class Variant:
-    """A program with all its shardings.
+    """A program with all its shardings."""
 
-    Attributes:
-        program: the traced function of its flat arguments.
-        mesh: the devices.
-        names, arguments: path and spec of each flat argument.
-        result_names, results: likewise for results; a spec of None lets the compiler choose.
-        call: (program) -> a function of the original arguments.
-        shapes: the original arguments as ShapeDtypeStructs.
-        is_converted: whether it was traced on explicit axes; `mesh` has auto axes.
-    """
-
-    program: ClosedJaxpr
-    mesh: Mesh
+    program: ClosedJaxpr  # the traced function of its flat arguments
+    mesh: Mesh  # the devices
+    # names, arguments: path and spec of each flat argument
     names: tuple[tuple[str, ...], ...]
     arguments: Specs
+    # result_names, results: likewise for results; a spec of None lets the compiler choose
     result_names: tuple[tuple[str, ...], ...]
     results: Specs | None
-    call: Callable[[ClosedJaxpr], Callable]
-    shapes: Any
-    is_converted: bool = False
+    call: Callable[[ClosedJaxpr], Callable]  # (program) -> a function of the original arguments
+    shapes: Any  # the original arguments as ShapeDtypeStructs
+    is_converted: bool = False  # whether it was traced on explicit axes; `mesh` has auto axes
 
     def compile(self) -> jax.stages.Compiled:
         """The program compiled by this backend."""

@@ -10,16 +10,11 @@ from jax import Array
 
 @dataclass(frozen=True)
 class Peers:
-    """Devices that exchange messages inside `jax.shard_map`.
+    """Devices that exchange messages inside `jax.shard_map`."""
 
-    Attributes:
-        axes: mesh axes, outermost first.
-        size: number of devices.
-        groups: along a single axis, the indices of the devices of each group; None: all of them.
-    """
-
-    axes: tuple[str, ...]
-    size: int
+    axes: tuple[str, ...]  # mesh axes, outermost first
+    size: int  # number of devices
+    # along a single axis, the indices of the devices of each group; None: all of them
     groups: tuple[tuple[int, ...], ...] | None = None
 
     @property
@@ -49,19 +44,12 @@ class Peers:
 
 @dataclass(frozen=True)
 class Along:
-    """The devices of an exchange, and their two levels: `far` groups of `near` devices.
+    """The devices of an exchange, and their two levels: `far` groups of `near` devices."""
 
-    Attributes:
-        sizes: the mesh axes, outermost first, with their sizes.
-        peers: all of them.
-        near: the peers of a device within its group.
-        far: the devices at its place in the other groups.
-    """
-
-    sizes: tuple[tuple[str, int], ...]
-    peers: Peers
-    near: Peers
-    far: Peers
+    sizes: tuple[tuple[str, int], ...]  # the mesh axes, outermost first, with their sizes
+    peers: Peers  # all of them
+    near: Peers  # the peers of a device within its group
+    far: Peers  # the devices at its place in the other groups
 
     @classmethod
     def over(cls, axes: dict[str, int], near: int | None) -> "Along":

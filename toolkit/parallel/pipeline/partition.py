@@ -30,20 +30,14 @@ _CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 
 @dataclass(frozen=True)
 class Partition:
-    """The three tasks of a stage, as functions of lists of arrays.
+    """The three tasks of a stage, as functions of lists of arrays."""
 
-    Attributes:
-        forward: (weights, x, rest) -> (y, kept).
-        input_gradient: (weights, rest, kept, dy) -> (dx, dw where it is known, else None, split).
-        weight_gradient: (weights, rest, split) -> the dw that are left, else None.
-        backward: (weights, rest, kept, dy) -> (dx, dw).
-        kept, split: shapes of what waits between the tasks.
-    """
-
-    forward: Callable[..., Any]
+    forward: Callable[..., Any]  # (weights, x, rest) -> (y, kept)
+    # (weights, rest, kept, dy) -> (dx, dw where it is known, else None, split)
     input_gradient: Callable[..., Any]
-    weight_gradient: Callable[..., Any]
-    backward: Callable[..., Any]
+    weight_gradient: Callable[..., Any]  # (weights, rest, split) -> the dw that are left, else None
+    backward: Callable[..., Any]  # (weights, rest, kept, dy) -> (dx, dw)
+    # kept, split: shapes of what waits between the tasks
     kept: tuple[Any, ...]
     split: tuple[Any, ...]
 

@@ -33,17 +33,11 @@ class Context(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Stages that run the same code on weights of the same structure.
+    """Stages that run the same code on weights of the same structure."""
 
-    Attributes:
-        function: (weights, x, context) -> x.
-        recompute: whether the forward pass is run again within the backward pass.
-        structure: the number of the weights' structure among those of `Rows`.
-    """
-
-    function: Callable[..., Any]
-    recompute: bool
-    structure: int
+    function: Callable[..., Any]  # (weights, x, context) -> x
+    recompute: bool  # whether the forward pass is run again within the backward pass
+    structure: int  # the number of the weights' structure among those of `Rows`
 
 
 class Tasks:

@@ -20,24 +20,16 @@ Tree = Any
 
 
 class State(NamedTuple):
-    """What a device has between ticks, and what it made in a tick.
+    """What a device has between ticks, and what it made in a tick."""
 
-    Attributes:
-        message: for each array of an activation its slots; in a tick, what is sent.
-        carry: for each array that slices pass on its slots; in a tick, what is passed on.
-        kept, split: for each store its buffers; in a tick, the contents of one slot each.
-        weights: gradients of the rows of weights; in a tick, of one row.
-        shared: gradients of the shared parameters.
-        loss: the sum so far.
-    """
-
-    message: list[Array]
-    carry: list[Array]
+    message: list[Array]  # for each array of an activation its slots; in a tick, what is sent
+    carry: list[Array]  # for each array that slices pass on its slots; in a tick, what is passed on
+    # kept, split: for each store its buffers; in a tick, the contents of one slot each
     kept: list[list[Array]]
     split: list[list[Array]]
-    weights: list[Array]
-    shared: list[Array]
-    loss: Array
+    weights: list[Array]  # gradients of the rows of weights; in a tick, of one row
+    shared: list[Array]  # gradients of the shared parameters
+    loss: Array  # the sum so far
 
 
 def run_ticks(

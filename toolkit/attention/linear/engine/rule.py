@@ -40,21 +40,16 @@ class Action(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A method as the engine sees it.
+    """A method as the engine sees it."""
 
-    Attributes:
-        action: from the arrays of tokens, (q, k, v, *others) in the dtype of the state, to what
-            they do.
-        chunk_size: (time, key, value, channels of g, alone) -> tokens per chunk by default; `alone`
-            on CPUs where only values are wanted, no derivatives.
-        erases_before_decay: whether a correction reads the state before it decays.
-        has_kernels: whether the Pallas kernels of `kernels/` can run it: it only adds, or corrects
-            under the key that it reads by.
-    """
-
+    # from the arrays of tokens, (q, k, v, *others) in the dtype of the state, to what they do
     action: Callable[..., Action]
+    # (time, key, value, channels of g, alone) -> tokens per chunk by default; `alone` on CPUs where
+    # only values are wanted, no derivatives
     chunk_size: Callable[[int, int, int, int, bool], int]
-    erases_before_decay: bool = False
+    erases_before_decay: bool = False  # whether a correction reads the state before it decays
+    # whether the Pallas kernels of `kernels/` can run it: it only adds, or corrects under the key
+    # that it reads by
     has_kernels: bool = False
 
 

@@ -13,21 +13,13 @@ Read = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class Setting(NamedTuple):
-    """A setting that becomes one or more fields.
+    """A setting that becomes one or more fields."""
 
-    Attributes:
-        ours: paths of the fields; the first that a model has is written.
-        kind: what it must be: float (or int), int, bool or str.
-        read: (its value, all settings) -> the fields' value.
-        write: (the fields' value, all settings) -> its value.
-        is_required: whether a model with one of these fields must say it.
-    """
-
-    ours: tuple[str, ...]
-    kind: type = float
-    read: Read = lambda value, _: value
-    write: Read = lambda value, _: value
-    is_required: bool = False
+    ours: tuple[str, ...]  # paths of the fields; the first that a model has is written
+    kind: type = float  # what it must be: float (or int), int, bool or str
+    read: Read = lambda value, _: value  # (its value, all settings) -> the fields' value
+    write: Read = lambda value, _: value  # (the fields' value, all settings) -> its value
+    is_required: bool = False  # whether a model with one of these fields must say it
 
 
 def number(*ours: str) -> Setting:

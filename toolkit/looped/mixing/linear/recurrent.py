@@ -64,19 +64,14 @@ class RecurrentSizes(NamedTuple):
 
 
 class RecurrentCache(NamedTuple):
-    """The decode-time state of a recurrent layer, constant in size.
+    """The decode-time state of a recurrent layer, constant in size."""
 
-    Attributes:
-        state: the mixer's, such as float32 [batch, value heads, key, value]; a pytree whose arrays
-            begin with [batch, value heads].
-        tail: the last inputs of the short convolution or token shift [batch, past, channels], or
-            None.
-        length: tokens of each row's document so far, int32, for layers with positions; None for the
-            others.
-    """
-
+    # the mixer's, such as float32 [batch, value heads, key, value]; a pytree whose arrays begin
+    # with [batch, value heads]
     state: Any
+    # the last inputs of the short convolution or token shift [batch, past, channels], or None
     tail: Float[Array, "batch past channels"] | None = None
+    # tokens of each row's document so far, int32, for layers with positions; None for the others
     length: Int[Array, "batch"] | None = None
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "RecurrentCache":
@@ -98,17 +93,12 @@ class RecurrentCache(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """A layer's input as prepared for the mixer.
+    """A layer's input as prepared for the mixer."""
 
-    Attributes:
-        inputs: arguments of the mixer in the order of its row, each [batch, time, heads, ...].
-        tail: the new tail of the cache, or None.
-        aside: further arrays for `finish`.
-    """
-
+    # arguments of the mixer in the order of its row, each [batch, time, heads, ...]
     inputs: tuple[Array, ...]
-    tail: Array | None = None
-    aside: Any = None
+    tail: Array | None = None  # the new tail of the cache, or None
+    aside: Any = None  # further arrays for `finish`
 
 
 class RecurrentLayer(MixingLayer):
@@ -116,19 +106,16 @@ class RecurrentLayer(MixingLayer):
 
         y = (RMSNorm(mixer(inputs(x))) * activation(gate(x))) W_o     (norm per head; gate optional)
 
-    Attributes:
-        key_share, value_share: default sizes of a head's key and value, in units of width / heads.
-        has_positions: whether the cache counts tokens.
-
     Source: LT2, section on mixers, for what the layers have in common and their default sizes.
     """
 
     Options: ClassVar[type[LayerOptions]] = GroupedOptions
     is_recurrent: ClassVar[bool] = True
     can_cut_time: ClassVar[bool] = True
+    # key_share, value_share: default sizes of a head's key and value, in units of width / heads
     key_share: ClassVar[float] = 1.0
     value_share: ClassVar[float] = 1.0
-    has_positions: ClassVar[bool] = False
+    has_positions: ClassVar[bool] = False  # whether the cache counts tokens
     gate_activation = staticmethod(jax.nn.silu)
 
     def __init__(

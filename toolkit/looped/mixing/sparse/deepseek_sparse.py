@@ -199,15 +199,10 @@ class DSALayer(AttentionLayer):
 
 
 class Recorder(NamedTuple):
-    """Collects the indexers' losses of a model while it is traced.
+    """Collects the indexers' losses of a model while it is traced."""
 
-    Attributes:
-        stage: "dense" makes the layers attend to everything, and compares with that.
-        losses: one scalar per layer that ran.
-    """
-
-    stage: Stage
-    losses: list[Float[Array, ""]]
+    stage: Stage  # "dense" makes the layers attend to everything, and compares with that
+    losses: list[Float[Array, ""]]  # one scalar per layer that ran
 
 
 _RECORDER: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar(

@@ -14,15 +14,10 @@ from toolkit.looped.layers import linear
 
 
 class PooledCache(NamedTuple):
-    """The decode-time state of a layer that also needs rows of the last tokens, as pooling does.
+    """The decode-time state of a layer that also needs rows of the last tokens, as pooling does."""
 
-    Attributes:
-        state: the mixer's cache, which knows its `length`.
-        tail: those rows, of which the next blocks are made; a pytree whose arrays
-            begin with batch.
-    """
-
-    state: Any
+    state: Any  # the mixer's cache, which knows its `length`
+    # those rows, of which the next blocks are made; a pytree whose arrays begin with batch
     tail: Any
 
     @property

@@ -17,20 +17,14 @@ from toolkit.attention.softmax.rounding import floats
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SparseMemory(sparse.SparseCache):
-    """Keys and values with a selector's index, and what the last step read; a pytree.
+    """Keys and values with a selector's index, and what the last step read; a pytree."""
 
-    Attributes:
-        selector: the sparse attention method.
-        tokens: tokens that the last step attended to [batch, key_value_heads].
-        bytes_read: bytes it read for that, including the index.
-        budget: how many tokens it may attend to.
-        corrects_tail: whether it adds an estimate for the tokens not read.
-    """
-
-    selector: Any
+    selector: Any  # the sparse attention method
+    # tokens that the last step attended to [batch, key_value_heads]
     tokens: Int[Array, "batch key_value_heads"]
-    bytes_read: Int[Array, "batch key_value_heads"]
-    budget: Any = field(metadata={"static": True})
+    bytes_read: Int[Array, "batch key_value_heads"]  # bytes it read for that, including the index
+    budget: Any = field(metadata={"static": True})  # how many tokens it may attend to
+    # whether it adds an estimate for the tokens not read
     corrects_tail: bool = field(metadata={"static": True})
 
     @classmethod
