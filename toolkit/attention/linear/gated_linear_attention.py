@@ -1,7 +1,5 @@
 r"""Gated linear attention: every channel of the key decays at a rate of its own.
 
-    S_t = Diag(e^(g_t)) S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
-
 Row c of the state [key, value] is what was written under channel c; a layer computes its
 log-decay g from the token, so that the network chooses what to keep.
 """
@@ -61,15 +59,7 @@ def gated_linear_attention_reference(
     scale: float | None = None,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `gated_linear_attention`, token by token: slow, and the oracle.
-
-    Arguments as `gated_linear_attention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> gated_linear_attention_reference(q, k, v, g=-k)[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `gated_linear_attention`."""
 
     def token(S, q, k, v, g):
         S = jnp.exp(g)[:, None] * S + jnp.outer(k, v)
@@ -106,12 +96,10 @@ def gated_linear_attention_step(
 
 
 ROW = recurrent(
-    name="gla",
-    title="Gated linear attention",
+    name="gla", title="Gated linear attention",
     paper="Yang, Wang, Shen, Panda, Kim, Gated Linear Attention (arXiv:2312.06635)",
     transition="diagonal",
     inputs=(Q, K, V, CHANNEL_G),
-    function=gated_linear_attention,
-    step=gated_linear_attention_step,
+    function=gated_linear_attention, step=gated_linear_attention_step,
     reference=gated_linear_attention_reference,
-)
+)  # fmt: skip

@@ -1,9 +1,7 @@
 r"""HGRN2: a gated linear recurrence whose keys are what its gates let go.
 
-    S_t = Diag(e^(g_t)) S_(t-1) + k_t v_t^T,   k_t = 1 - e^(g_t),   o_t = scale S_t^T q_t
-
-Gated linear attention with the key tied to the forget gate: every channel keeps a running
-average of the values, with weights that add up to at most one, so the state stays bounded.
+This is gated linear attention with keys 1 - e^g, tied to the forget gate: every channel keeps a
+running average of the values, with weights that add up to at most one, so the state stays bounded.
 """
 
 import jax.numpy as jnp
@@ -60,15 +58,7 @@ def hgrn2_reference(
     scale: float | None = None,
     initial_state: shapes.HeadState | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:  # fmt: skip
-    r"""The equation of `hgrn2`, token by token: slow, and the oracle.
-
-    Arguments as `hgrn2`.
-
-    Example:
-        >>> q = v = jnp.ones((1, 3, 2, 4))
-        >>> hgrn2_reference(q, v, g=-q)[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `hgrn2`."""
 
     def token(S, q, v, g):
         S = jnp.exp(g)[:, None] * S + jnp.outer(-jnp.expm1(g), v)
@@ -110,12 +100,9 @@ def _keys(v: Array, g: shapes.HeadKeyLogDecays) -> shapes.Keys:
 
 
 ROW = recurrent(
-    name="hgrn2",
-    title="HGRN2",
+    name="hgrn2", title="HGRN2",
     paper="Qin et al., HGRN2: Gated Linear RNNs with State Expansion (arXiv:2404.07904)",
     transition="diagonal",
     inputs=(Q, V, CHANNEL_G),  # its keys are made of g
-    function=hgrn2,
-    step=hgrn2_step,
-    reference=hgrn2_reference,
-)
+    function=hgrn2, step=hgrn2_step, reference=hgrn2_reference,
+)  # fmt: skip

@@ -1,7 +1,5 @@
 r"""Linear attention without a gate: a state that adds every token up and forgets nothing.
 
-    S_t = S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
-
 This is softmax attention with q . k instead of exp(q . k), and without the division. A feature map
 is applied to q and k beforehand.
 """
@@ -75,15 +73,7 @@ def linear_attention_reference(
     scale: float | None = None,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `linear_attention`, token by token: slow, and the oracle.
-
-    Arguments as `linear_attention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> linear_attention_reference(q, k, v)[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `linear_attention`."""
 
     def token(S, q, k, v):
         S = S + jnp.outer(k, v)
@@ -121,13 +111,10 @@ def linear_attention_step(
 
 
 ROW = recurrent(
-    name="linear",
-    title="Linear attention",
+    name="linear", title="Linear attention",
     paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
     transition="diagonal",
     inputs=(Q, K, V),
-    function=linear_attention,
-    step=linear_attention_step,
-    reference=linear_attention_reference,
+    function=linear_attention, step=linear_attention_step, reference=linear_attention_reference,
     step_flops=partial(additive_step_flops, decays=False),
-)
+)  # fmt: skip

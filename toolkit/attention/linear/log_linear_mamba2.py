@@ -85,16 +85,8 @@ def log_linear_mamba2_reference(
     scale: float = 1.0,
     initial_state: LevelState | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[shapes.Values, LevelState]:  # fmt: skip
-    r"""The equation of `log_linear_mamba2`, token by token: slow, and the oracle.
+    """The equation token by token: a slow oracle. Arguments as `log_linear_mamba2`."""
 
-    Arguments as `log_linear_mamba2`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> one = jnp.ones((1, 3, 2))
-        >>> log_linear_mamba2_reference(q, k, v, -one, one, jnp.ones((1, 3, 2, 5)))[0].shape
-        (1, 3, 2, 4)
-    """
     levels = weights.shape[-1]
     if initial_state is None:
         sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
@@ -151,17 +143,13 @@ def _step_flops(batch, context, heads, key, value, *, levels=LEVELS):
 
 
 ROW = recurrent(
-    name="log_mamba2",
-    title="Log-linear Mamba-2",
+    name="log_mamba2", title="Log-linear Mamba-2",
     paper="Guo, Yang, Goel, Xing, Dao, Kim, Log-Linear Attention (arXiv:2506.04761)",
     transition=None,
     inputs=(Q, K, V, G, Input("dt", TOKEN, FRACTION), Input("weights", (*TOKEN, "levels"), ANY)),
     implementations=("xla",),
-    function=log_linear_mamba2,
-    step=log_linear_mamba2_step,
-    reference=log_linear_mamba2_reference,
+    function=log_linear_mamba2, step=log_linear_mamba2_step, reference=log_linear_mamba2_reference,
     empty_state=empty_levels,
-    forward_flops=_forward_flops,
-    step_flops=_step_flops,
+    forward_flops=_forward_flops, step_flops=_step_flops,
     state_bytes=level_state_bytes,
-)
+)  # fmt: skip

@@ -8,8 +8,6 @@ The paper's names on the left, those of this room on the right:
     dt A                              g      log-decay: A = -e^(A_log) < 0 per head
     dt                                dt     time step, after softplus
 
-    S_t = e^(g_t) S_(t-1) + dt_t k_t v_t^T,   o_t = scale S_t^T q_t
-
 A group of B and C serves several consecutive heads of x. The skip D x, the convolution and the
 gate belong to the layer around it.
 """
@@ -78,15 +76,7 @@ def mamba2_reference(
     scale: float = 1.0,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `mamba2`, token by token: slow, and the oracle.
-
-    Arguments as `mamba2`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> mamba2_reference(q, k, v, g=-q[..., 0], dt=q[..., 0])[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `mamba2`."""
 
     def token(S, q, k, v, g, dt):
         S = jnp.exp(g) * S + dt * jnp.outer(k, v)
@@ -120,12 +110,9 @@ def mamba2_step(
 
 
 ROW = recurrent(
-    name="mamba2",
-    title="Mamba-2",
+    name="mamba2", title="Mamba-2",
     paper="Dao, Gu, Transformers are SSMs (arXiv:2405.21060)",
     transition="diagonal",
     inputs=(Q, K, V, G, Input("dt", TOKEN, FRACTION)),
-    function=mamba2,
-    step=mamba2_step,
-    reference=mamba2_reference,
-)
+    function=mamba2, step=mamba2_step, reference=mamba2_reference,
+)  # fmt: skip

@@ -1,9 +1,6 @@
 r"""Mamba-3: a state space whose input is a trapezoid between two tokens, and whose state turns.
 
-    H_t = e^(g_t) (H_(t-1) + (1 - mix_t) dt_t k_(t-1) v_(t-1)^T) + mix_t dt_t k_t v_t^T
-    o_t = scale H_t^T q_t
-
-where q and k are turned first, pair by pair of their channels, by the sum of all angles so far:
+Queries and keys are turned first, pair by pair of their channels, by the sum of all angles so far:
 relative to the token that wrote it, a state has turned by the angles in between, as one with
 complex eigenvalues does. mix = 1 gives Mamba-2 with such a rotation.
 
@@ -95,9 +92,6 @@ def mamba3(
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state.
-
-    Raises:
-        ValueError: another number of angles.
 
     Cost:
         That of `mamba2`, and about 12 K + 4 V FLOPs, a sine and a cosine per pair of channels, per
@@ -204,16 +198,8 @@ def mamba3_reference(
     scale: float = 1.0,
     initial_state: Mamba3State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[shapes.Values, Mamba3State]:  # fmt: skip
-    r"""The equation of `mamba3`, token by token: slow, and the oracle.
+    """The equation token by token: a slow oracle. Arguments as `mamba3`."""
 
-    Arguments as `mamba3`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> one = jnp.ones((1, 3, 2))
-        >>> mamba3_reference(q, k, v, -one, one, one / 2, q[..., :2])[0].shape
-        (1, 3, 2, 4)
-    """
     _check_pairs(angle, k)
     if initial_state is None:
         sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
@@ -283,25 +269,18 @@ def _state_bytes(batch, context, heads, key, value, *, element_bytes=4):
 
 
 ROW = recurrent(
-    name="mamba3",
-    title="Mamba-3",
+    name="mamba3", title="Mamba-3",
     paper="Lahoti et al., Mamba-3 (arXiv:2603.15569)",
     transition=None,
     inputs=(
-        Q,
-        K,
-        V,
-        G,
+        Q, K, V, G,
         Input("dt", TOKEN, FRACTION),
         Input("mix", TOKEN, FRACTION),
         Input("angle", (*TOKEN, "pairs"), Values(-np.pi, np.pi, lambda x: np.pi * np.tanh(x))),
     ),
     implementations=("xla", "scan"),
-    function=mamba3,
-    step=mamba3_step,
-    reference=mamba3_reference,
+    function=mamba3, step=mamba3_step, reference=mamba3_reference,
     empty_state=_empty_state,
-    forward_flops=additive_forward_flops,
-    step_flops=delta_step_flops,
+    forward_flops=additive_forward_flops, step_flops=delta_step_flops,
     state_bytes=_state_bytes,
-)
+)  # fmt: skip

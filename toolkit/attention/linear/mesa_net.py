@@ -289,8 +289,7 @@ def _step_flops(batch, context, heads, key, value, *, iterations=ITERATIONS):
 
 
 ROW = recurrent(
-    name="mesa",
-    title="MesaNet",
+    name="mesa", title="MesaNet",
     paper="von Oswald et al., MesaNet (arXiv:2506.05233)",
     transition=None,
     inputs=(
@@ -303,11 +302,8 @@ ROW = recurrent(
         ),
     ),
     implementations=("xla",),
-    function=mesa_net,
-    step=mesa_net_step,
-    reference=mesa_net_reference,
+    function=mesa_net, step=mesa_net_step, reference=mesa_net_reference,
     empty_state=_empty_state,
-    forward_flops=_forward_flops,
-    step_flops=_step_flops,
+    forward_flops=_forward_flops, step_flops=_step_flops,
     state_bytes=_state_bytes,
 )  # fmt: skip

@@ -1,7 +1,5 @@
 r"""Retention: linear attention that forgets at a constant rate, another one in every head.
 
-    S_t = gamma_h S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t,   gamma_h = 1 - 2^(-5-h)
-
 Head 0 halves what it holds in 22 tokens, every next head in twice as many.
 """
 
@@ -90,15 +88,8 @@ def retention_reference(
     log_decay: Annotated[Float[Array, "value_heads"], shapes.LOG_DECAY] | None = None,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `retention`, token by token: slow, and the oracle.
+    """The equation token by token: a slow oracle. Arguments as `retention`."""
 
-    Arguments as `retention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> retention_reference(q, k, v)[0].shape
-        (1, 3, 2, 4)
-    """
     log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
 
     def token(S, q, k, v, g):
@@ -141,12 +132,9 @@ def _at_every_token(log_decay: Float[Array, "value_heads"], v: Array) -> Array:
 
 
 ROW = recurrent(
-    name="retention",
-    title="Retention",
+    name="retention", title="Retention",
     paper="Sun et al., Retentive Network (arXiv:2307.08621)",
     transition="diagonal",
     inputs=(Q, K, V),
-    function=retention,
-    step=retention_step,
-    reference=retention_reference,
-)
+    function=retention, step=retention_step, reference=retention_reference,
+)  # fmt: skip

@@ -100,16 +100,7 @@ def comba_reference(
     scale: float | None = None, normalize_qk: bool = False, decays_first: bool = False,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `comba`, token by token: slow, and the oracle.
-
-    Arguments as `comba`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> gate = q[..., 0]
-        >>> comba_reference(q, k, v, -gate, gate, feedback=gate, correction=gate)[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `comba`."""
 
     def token(S, q, k, v, g, beta, feedback, correction):
         read = jnp.exp(g) * S if decays_first else S
@@ -159,20 +150,13 @@ def comba_step(
 
 
 ROW = recurrent(
-    name="comba",
-    title="Comba",
+    name="comba", title="Comba",
     paper="Hu et al., Bilinear RNNs with Closed-loop Control (arXiv:2506.02475)",
     inputs=(
-        Q,
-        K,
-        V,
-        G,
-        BETA,
+        Q, K, V, G, BETA,
         Input("feedback", TOKEN, FRACTION),
         Input("correction", TOKEN, FRACTION),
     ),
     implementations=("xla", "scan"),
-    function=comba,
-    step=comba_step,
-    reference=comba_reference,
-)
+    function=comba, step=comba_step, reference=comba_reference,
+)  # fmt: skip

@@ -54,15 +54,7 @@ def delta_net_reference(
     scale: float | None = None, normalize_qk: bool = False,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `delta_net`, token by token: slow, and the oracle.
-
-    Arguments as `delta_net`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> delta_net_reference(q, k, v, beta=q[..., 0])[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `delta_net`."""
 
     def token(S, q, k, v, beta):
         S = S + beta * jnp.outer(k, v - S.T @ k)
@@ -97,11 +89,8 @@ def delta_net_step(
 
 
 ROW = recurrent(
-    name="delta",
-    title="DeltaNet",
+    name="delta", title="DeltaNet",
     paper="Yang, Wang, Zhang, Shen, Kim, DeltaNet in parallel (arXiv:2406.06484)",
     inputs=(Q, K, V, BETA),
-    function=delta_net,
-    step=delta_net_step,
-    reference=delta_net_reference,
-)
+    function=delta_net, step=delta_net_step, reference=delta_net_reference,
+)  # fmt: skip

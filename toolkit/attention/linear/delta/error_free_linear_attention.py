@@ -84,15 +84,7 @@ def error_free_linear_attention_reference(
     scale: float | None = None,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `error_free_linear_attention`, token by token: slow, and the oracle.
-
-    Arguments as `error_free_linear_attention`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> error_free_linear_attention_reference(q, k, v, beta=q[..., 0])[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `error_free_linear_attention`."""
 
     def token(S, q, k, v, beta):
         S = S + beta * _mean_decay(beta * (k @ k)) * jnp.outer(k, v - S.T @ k)
@@ -126,12 +118,10 @@ def error_free_linear_attention_step(
 
 
 ROW = recurrent(
-    name="efla",
-    title="Error-free linear attention",
+    name="efla", title="Error-free linear attention",
     paper="Lei, Zhang, Poria, Error-Free Linear Attention (arXiv:2512.12602)",
     inputs=(Q, Input("k", K.axes, is_gate=False), V, BETA),
     implementations=("xla", "scan"),
-    function=error_free_linear_attention,
-    step=error_free_linear_attention_step,
+    function=error_free_linear_attention, step=error_free_linear_attention_step,
     reference=error_free_linear_attention_reference,
-)
+)  # fmt: skip

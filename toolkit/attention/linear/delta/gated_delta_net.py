@@ -88,15 +88,7 @@ def gated_delta_net_reference(
     scale: float | None = None, normalize_qk: bool = False,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `gated_delta_net`, token by token: slow, and the oracle.
-
-    Arguments as `gated_delta_net`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> gated_delta_net_reference(q, k, v, -q[..., 0], beta=q[..., 0])[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `gated_delta_net`."""
 
     def token(S, q, k, v, g, beta):
         S = jnp.exp(g) * S
@@ -140,11 +132,8 @@ def gated_delta_net_step(
 
 
 ROW = recurrent(
-    name="gdn",
-    title="Gated DeltaNet",
+    name="gdn", title="Gated DeltaNet",
     paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
     inputs=(Q, K, V, G, BETA),
-    function=gated_delta_net,
-    step=gated_delta_net_step,
-    reference=gated_delta_net_reference,
-)
+    function=gated_delta_net, step=gated_delta_net_step, reference=gated_delta_net_reference,
+)  # fmt: skip

@@ -79,15 +79,7 @@ def gated_delta_net_2_reference(
     scale: float | None = None, normalize_qk: bool = False,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `gated_delta_net_2`, token by token: slow, and the oracle.
-
-    Arguments as `gated_delta_net_2`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> gated_delta_net_2_reference(q, k, v, -q, erase=q, write=q)[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `gated_delta_net_2`."""
 
     def token(S, q, k, v, g, erase, write):
         S = jnp.exp(g)[:, None] * S
@@ -125,20 +117,15 @@ def gated_delta_net_2_step(
 
 
 ROW = recurrent(
-    name="gdn2",
-    title="Gated DeltaNet-2",
+    name="gdn2", title="Gated DeltaNet-2",
     paper="Hatamizadeh, Choi, Kautz, Gated DeltaNet-2 (arXiv:2605.22791)",
     inputs=(
-        Q,
-        K,
-        V,
+        Q, K, V,
         CHANNEL_G,
         Input("erase", (*TOKEN, "key"), FRACTION),
         Input("write", (*TOKEN, "value"), FRACTION),
     ),
     implementations=("xla", "scan"),
-    function=gated_delta_net_2,
-    step=gated_delta_net_2_step,
-    reference=gated_delta_net_2_reference,
+    function=gated_delta_net_2, step=gated_delta_net_2_step, reference=gated_delta_net_2_reference,
     forward_flops=partial(delta_forward_flops, decays_channels=True),
-)
+)  # fmt: skip

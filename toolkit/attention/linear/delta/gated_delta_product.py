@@ -91,16 +91,7 @@ def gated_delta_product_reference(
     scale: float | None = None, normalize_qk: bool = False,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `gated_delta_product`, token by token: slow, and the oracle.
-
-    Arguments as `gated_delta_product`.
-
-    Example:
-        >>> q, g = jnp.ones((1, 3, 2, 4)), -jnp.ones((1, 3, 2))
-        >>> k = v = jnp.full((1, 3, 2, 2, 4), 0.5)
-        >>> gated_delta_product_reference(q, k, v, g, beta=k[..., 0])[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `gated_delta_product`."""
 
     def token(S, q, k, v, g, beta):
         S = jnp.exp(g) * S
@@ -167,13 +158,10 @@ def _as_tokens(q, k, v, g, beta) -> tuple[Array, ...]:
 
 
 ROW = recurrent(
-    name="delta_product",
-    title="Gated DeltaProduct",
+    name="delta_product", title="Gated DeltaProduct",
     paper="Siems et al., DeltaProduct (arXiv:2502.10297)",
     inputs=(Q, per_step(K), per_step(V), G, per_step(BETA)),
-    function=gated_delta_product,
-    step=gated_delta_product_step,
+    function=gated_delta_product, step=gated_delta_product_step,
     reference=gated_delta_product_reference,
-    forward_flops=product_forward_flops,
-    step_flops=product_step_flops,
-)
+    forward_flops=product_forward_flops, step_flops=product_step_flops,
+)  # fmt: skip

@@ -70,15 +70,7 @@ def kimi_delta_attention_reference(
     scale: float | None = None, normalize_qk: bool = False,
     initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> shapes.Outputs:  # fmt: skip
-    r"""The equation of `kimi_delta_attention`, token by token: slow, and the oracle.
-
-    Arguments as `kimi_delta_attention`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> kimi_delta_attention_reference(q, k, v, g=-q, beta=q[..., 0])[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `kimi_delta_attention`."""
 
     def token(S, q, k, v, g, beta):
         S = jnp.exp(g)[:, None] * S
@@ -116,12 +108,10 @@ def kimi_delta_attention_step(
 
 
 ROW = recurrent(
-    name="kda",
-    title="Kimi Delta Attention",
+    name="kda", title="Kimi Delta Attention",
     paper="Kimi Team, Kimi Linear (arXiv:2510.26692)",
     inputs=(Q, K, V, CHANNEL_G, BETA),
-    function=kimi_delta_attention,
-    step=kimi_delta_attention_step,
+    function=kimi_delta_attention, step=kimi_delta_attention_step,
     reference=kimi_delta_attention_reference,
     forward_flops=partial(delta_forward_flops, decays_channels=True),
-)
+)  # fmt: skip

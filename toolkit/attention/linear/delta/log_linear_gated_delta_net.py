@@ -83,17 +83,8 @@ def log_linear_gated_delta_net_reference(
     scale: float | None = None, normalize_qk: bool = False,
     initial_state: LevelState | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[shapes.Values, LevelState]:  # fmt: skip
-    r"""The equation of `log_linear_gated_delta_net`, token by token: slow, and the oracle.
+    """The equation token by token: a slow oracle. Arguments as `log_linear_gated_delta_net`."""
 
-    Arguments as `log_linear_gated_delta_net`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> one = jnp.ones((1, 3, 2))
-        >>> weights = jnp.ones((1, 3, 2, 5))
-        >>> log_linear_gated_delta_net_reference(q, k, v, -one, one, weights)[0].shape
-        (1, 3, 2, 4)
-    """
     levels = weights.shape[-1]
     if initial_state is None:
         sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
@@ -156,17 +147,14 @@ def _step_flops(batch, context, heads, key, value, *, levels=LEVELS):
 
 
 ROW = recurrent(
-    name="log_gdn",
-    title="Log-linear Gated DeltaNet",
+    name="log_gdn", title="Log-linear Gated DeltaNet",
     paper="Guo, Yang, Goel, Xing, Dao, Kim, Log-Linear Attention (arXiv:2506.04761)",
     transition=None,
     inputs=(Q, K, V, G, BETA, Input("weights", (*TOKEN, "levels"), ANY)),
     implementations=("xla",),
-    function=log_linear_gated_delta_net,
-    step=log_linear_gated_delta_net_step,
+    function=log_linear_gated_delta_net, step=log_linear_gated_delta_net_step,
     reference=log_linear_gated_delta_net_reference,
     empty_state=empty_levels,
-    forward_flops=_forward_flops,
-    step_flops=_step_flops,
+    forward_flops=_forward_flops, step_flops=_step_flops,
     state_bytes=level_state_bytes,
-)
+)  # fmt: skip

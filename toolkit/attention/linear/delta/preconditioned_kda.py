@@ -153,16 +153,8 @@ def preconditioned_kda_reference(
     scale: float | None = None, epsilon: Annotated[float, Positive()] = EPSILON,
     initial_state: PreconditionedState | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[shapes.Values, PreconditionedState]:  # fmt: skip
-    r"""The equation of `preconditioned_kda`, token by token: slow, and the oracle.
+    """The equation token by token: a slow oracle. Arguments as `preconditioned_kda`."""
 
-    Arguments as `preconditioned_kda`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> one = jnp.ones((1, 3, 2))
-        >>> preconditioned_kda_reference(q, k, v, -q, one, -one, one)[0].shape
-        (1, 3, 2, 4)
-    """
     if initial_state is None:
         sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
         initial_state = _empty_state(*sizes, capacity=0, dtype=v.dtype)
@@ -233,25 +225,20 @@ def _step_flops(batch, context, heads, key, value):
 
 
 ROW = recurrent(
-    name="pkda",
-    title="Preconditioned KDA",
+    name="pkda", title="Preconditioned KDA",
     paper="Tumma, Loo, Rus, Preconditioned DeltaNet (arXiv:2604.21100)",
     transition=None,
     inputs=(
-        Q,
-        K,
-        V,
+        Q, K, V,
         CHANNEL_G,
         Input("beta", TOKEN, FRACTION),
         Input("fading", TOKEN, LOG_DECAY),
         Input("weight", TOKEN, FRACTION),
     ),
     implementations=("xla", "scan"),
-    function=preconditioned_kda,
-    step=preconditioned_kda_step,
+    function=preconditioned_kda, step=preconditioned_kda_step,
     reference=preconditioned_kda_reference,
     empty_state=_empty_state,
-    forward_flops=_forward_flops,
-    step_flops=_step_flops,
+    forward_flops=_forward_flops, step_flops=_step_flops,
     state_bytes=_state_bytes,
-)
+)  # fmt: skip

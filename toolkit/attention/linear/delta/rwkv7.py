@@ -1,9 +1,6 @@
 r"""RWKV-7: a memory that erases under one key, writes under another, and decays by channel.
 
-    S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
-    o_t = scale S_t^T q_t
-
-with r the removal key. The paper's names on the left, those of this room on the right:
+The paper's names on the left, those of this room on the right:
 
     r (receptance)                    q
     k~ (replacement key), v           k, v
@@ -57,7 +54,7 @@ def rwkv7(
     r"""Mix tokens through a decaying state that erases and writes under keys of their own.
 
         S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
-        o_t = scale S_t^T q_t
+        o_t = scale S_t^T q_t,   r the removal key
 
     Arguments and results as `linear_attention`, with one number of heads in all arrays, except:
 
@@ -94,15 +91,7 @@ def rwkv7_reference(
     scale: float = 1.0,
     initial_state: shapes.HeadState | None = None, segment_ids: shapes.SegmentIds | None = None,
 ) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:  # fmt: skip
-    r"""The equation of `rwkv7`, token by token: slow, and the oracle.
-
-    Arguments as `rwkv7`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> rwkv7_reference(q, k, v, -q, removal_key=q / 2, rate=q / 2)[0].shape
-        (1, 3, 2, 4)
-    """
+    """The equation token by token: a slow oracle. Arguments as `rwkv7`."""
 
     def token(S, q, k, v, g, removal_key, rate):
         erased = jnp.outer(rate * removal_key, S.T @ removal_key)
@@ -140,21 +129,15 @@ def rwkv7_step(
 
 
 ROW = recurrent(
-    name="rwkv7",
-    title="RWKV-7",
+    name="rwkv7", title="RWKV-7",
     paper="Peng et al., RWKV-7 Goose (arXiv:2503.14456)",
     inputs=(
-        Q,
-        K,
-        V,
+        Q, K, V,
         replace(CHANNEL_G, values=log_decay_above(-(math.e**-0.5))),  # its layer's
         replace(CHANNEL_G, name="removal_key", values=UNIT),
         replace(CHANNEL_G, name="rate", values=FRACTION),
     ),
     implementations=("xla", "scan"),
-    function=rwkv7,
-    step=rwkv7_step,
-    reference=rwkv7_reference,
-    forward_flops=rwkv7_forward_flops,
-    step_flops=rwkv7_step_flops,
-)
+    function=rwkv7, step=rwkv7_step, reference=rwkv7_reference,
+    forward_flops=rwkv7_forward_flops, step_flops=rwkv7_step_flops,
+)  # fmt: skip
