@@ -87,15 +87,10 @@ SUITES: dict[str, Suite] = {
 
 @checked
 def run_suites(
-    names: Sequence[str] = (),
-    *,
-    rounds: int = 7,
-    out: Path | None = None,
-    only: str = "",
-    plot: bool = False,
-    recorded: Path | None = None,
-    suites: Mapping[str, Suite] = SUITES,
-) -> None:
+    names: Sequence[str] = (), *,
+    rounds: int = 7, out: Path | None = None, only: str = "", plot: bool = False,
+    recorded: Path | None = None, suites: Mapping[str, Suite] = SUITES,
+) -> None:  # fmt: skip
     """Run suites, print their tables and write their records.
 
     Args:
@@ -155,13 +150,9 @@ def _draw(records: Path, folder: Path, *, is_recorded: bool) -> None:
 
 @checked
 def run_suite_here(
-    name: str,
-    cores: int,
-    rounds: int,
-    out: Path,
-    only: str = "",
+    name: str, cores: int, rounds: int, out: Path, only: str = "",
     suites: Mapping[str, Suite] = SUITES,
-) -> None:
+) -> None:  # fmt: skip
     """Run one suite in this process, before jax has started.
 
     Args:

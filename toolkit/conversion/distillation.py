@@ -89,14 +89,10 @@ def loop_weights(
 
 
 def divergence_by_loop(
-    student: LoopedLM,
-    teacher: LoopedLM,
-    inputs: Int[Array, "batch time"],
-    targets: Int[Array, "batch time"],
-    *,
-    top_k: int,
-    temperature: float = 1.0,
-) -> Float[Array, "loops"]:
+    student: LoopedLM, teacher: LoopedLM, inputs: Int[Array, "batch time"],
+    targets: Int[Array, "batch time"], *,
+    top_k: int, temperature: float = 1.0,
+) -> Float[Array, "loops"]:  # fmt: skip
     """Mean `top_k_divergence` of the predictions after each loop."""
     _, wanted = teacher(inputs, return_loops=True)
     _, made = student(inputs, return_loops=True)

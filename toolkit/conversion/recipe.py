@@ -52,20 +52,12 @@ class Conversion:
 
 @checked
 def convert(
-    teacher: LoopedLM,
-    data: Any,
-    sample: Callable[..., Batch],
-    *,
-    word: str = "gdn",
-    restored: int | Sequence[int] = 0,
-    selection: str = "kl",
-    plan: ConversionPlan | None = None,
-    seed: int = 0,
-    directory: str | os.PathLike | None = None,
-    is_progress_shown: bool = True,
-    stop: Callable[[], bool] | None = None,
+    teacher: LoopedLM, data: Any, sample: Callable[..., Batch], *,
+    word: str = "gdn", restored: int | Sequence[int] = 0, selection: str = "kl",
+    plan: ConversionPlan | None = None, seed: int = 0, directory: str | os.PathLike | None = None,
+    is_progress_shown: bool = True, stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
-) -> Conversion:
+) -> Conversion:  # fmt: skip
     """Convert a trained looped softmax model into a hybrid of linear-time layers and some
     attention.
 

@@ -17,14 +17,10 @@ from toolkit.looped.model import LoopedLM
 
 @checked
 def restoration_benefits(
-    student: LoopedLM,
-    teacher: LoopedLM,
-    inputs: Int[Array, "batch time"],
-    targets: Int[Array, "batch time"],
-    *,
-    top_k: int,
-    temperature: float = 1.0,
-) -> Float[np.ndarray, "layers"]:
+    student: LoopedLM, teacher: LoopedLM, inputs: Int[Array, "batch time"],
+    targets: Int[Array, "batch time"], *,
+    top_k: int, temperature: float = 1.0,
+) -> Float[np.ndarray, "layers"]:  # fmt: skip
     """The reduction of the student's divergence when one layer is restored to attention.
 
         benefit[l] = KL(teacher || student) - KL(teacher || student with layer l restored)

@@ -143,17 +143,9 @@ def extend(course: Course, student: LoopedLM, time: int) -> StageResult:
 
 
 def _train(
-    course: Course,
-    student: LoopedLM,
-    loss: Callable[..., Float[Array, ""]],
-    name: str,
-    *,
-    steps: int,
-    rate: float,
-    time: int,
-    before: int,
-    is_trained: Any,
-) -> StageResult:
+    course: Course, student: LoopedLM, loss: Callable[..., Float[Array, ""]], name: str, *,
+    steps: int, rate: float, time: int, before: int, is_trained: Any,
+) -> StageResult:  # fmt: skip
     """Minimise a loss over some of the student's parameters; `before`: steps of earlier stages."""
     student = nnx.clone(student)  # what is not trained is returned too
     if steps == 0:

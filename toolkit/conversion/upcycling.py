@@ -14,13 +14,9 @@ from toolkit.looped.model import LoopedLM
 
 @checked
 def upcycled(
-    model: LoopedLM,
-    *,
-    experts: int = 8,
-    chosen: int = 2,
-    layers: Iterable[int] | None = None,
-    rngs: nnx.Rngs,
-) -> LoopedLM:
+    model: LoopedLM, *,
+    experts: int = 8, chosen: int = 2, layers: Iterable[int] | None = None, rngs: nnx.Rngs,
+) -> LoopedLM:  # fmt: skip
     """The same model with a mixture of experts for feed-forward layers, each a copy of the layer.
 
         sum_j w_j f(x) = f(x),    since the weights of a token add up to 1

@@ -148,18 +148,14 @@ WITHOUT_GATE = ("relu2",)
 
 @checked
 def mixture(
-    x: Float[Array, "*tokens width"],
-    routing: Routing,
-    gate: Float[Array, "experts width hidden"] | None,
-    up: Float[Array, "experts width hidden"],
-    down: Float[Array, "experts hidden width"],
-    *,
+    x: Float[Array, "*tokens width"], routing: Routing,
+    gate: Float[Array, "experts width hidden"] | None, up: Float[Array, "experts width hidden"],
+    down: Float[Array, "experts hidden width"], *,
     gate_bias: Float[Array, "experts hidden"] | None = None,
     up_bias: Float[Array, "experts hidden"] | None = None,
-    down_bias: Float[Array, "experts width"] | None = None,
-    activation: Callable = silu_gate,
+    down_bias: Float[Array, "experts width"] | None = None, activation: Callable = silu_gate,
     implementation: Implementation | None = None,
-) -> Float[Array, "*tokens width"]:
+) -> Float[Array, "*tokens width"]:  # fmt: skip
     """Apply the chosen experts to every token; no token is dropped.
 
         y = sum_j w_j (act(x G_i(j) + a_i(j), x U_i(j) + b_i(j)) D_i(j) + c_i(j))
@@ -215,17 +211,13 @@ def _mixture(x, routing, weights, *, activation, implementation):
 
 @checked
 def mixture_reference(
-    x: Float[Array, "*tokens width"],
-    routing: Routing,
-    gate: Float[Array, "experts width hidden"] | None,
-    up: Float[Array, "experts width hidden"],
-    down: Float[Array, "experts hidden width"],
-    *,
+    x: Float[Array, "*tokens width"], routing: Routing,
+    gate: Float[Array, "experts width hidden"] | None, up: Float[Array, "experts width hidden"],
+    down: Float[Array, "experts hidden width"], *,
     gate_bias: Float[Array, "experts hidden"] | None = None,
     up_bias: Float[Array, "experts hidden"] | None = None,
-    down_bias: Float[Array, "experts width"] | None = None,
-    activation: Callable = silu_gate,
-) -> Float[Array, "*tokens width"]:
+    down_bias: Float[Array, "experts width"] | None = None, activation: Callable = silu_gate,
+) -> Float[Array, "*tokens width"]:  # fmt: skip
     """The equation of `mixture`, token by token and expert by expert.
 
         y = sum_j w_j (act(x G_i(j) + a_i(j), x U_i(j) + b_i(j)) D_i(j) + c_i(j))
@@ -287,14 +279,10 @@ def fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -
 
 @checked
 def shared_expert(
-    x: Float[Array, "*tokens width"],
-    gate: Float[Array, "width hidden"] | None,
-    up: Float[Array, "width hidden"],
-    down: Float[Array, "hidden width"],
-    *,
-    output_gate: Float[Array, "width 1"] | None = None,
-    activation: Callable = silu_gate,
-) -> Float[Array, "*tokens width"]:
+    x: Float[Array, "*tokens width"], gate: Float[Array, "width hidden"] | None,
+    up: Float[Array, "width hidden"], down: Float[Array, "hidden width"], *,
+    output_gate: Float[Array, "width 1"] | None = None, activation: Callable = silu_gate,
+) -> Float[Array, "*tokens width"]:  # fmt: skip
     """The shared expert of all tokens, whose output is added to that of `mixture`.
 
         y = act(x G, x U) D, times sigmoid(x w) where it has a gate

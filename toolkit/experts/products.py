@@ -211,13 +211,9 @@ def _megablox(activation: Activation, interpret: bool) -> Callable:
 
 
 def grouped(
-    times: Callable[[Array, Array, Array], Array],
-    multiple: int,
-    activation: Activation,
-    x: Array,
-    experts: Array,
-    weights: Weights,
-) -> Array:
+    times: Callable[[Array, Array, Array], Array], multiple: int, activation: Activation, x: Array,
+    experts: Array, weights: Weights,
+) -> Array:  # fmt: skip
     """Pairs by expert, and times(sizes, rows, matrices) for the products of all experts."""
     count = weights.up.shape[0]
     flat, chosen = experts.ravel(), experts.shape[1]

@@ -190,15 +190,9 @@ def _divided_by_sum(score):
 
 
 def check_choice(
-    experts: int,
-    count: int,
-    *,
-    groups: int,
-    chosen_groups: int,
-    group_score: str,
-    normalise: bool,
-    name: str = "count",
-) -> None:
+    experts: int, count: int, *,
+    groups: int, chosen_groups: int, group_score: str, normalise: bool, name: str = "count",
+) -> None:  # fmt: skip
     """Refuse impossible numbers of experts per token or of groups."""
     if count > experts:
         raise ValueError(f"{name} must be at most the {experts} experts; got {count}")

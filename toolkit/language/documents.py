@@ -21,15 +21,11 @@ _BUILT_IN = ("prose", "code")
 
 @checked
 def write_tokens(
-    tokenizer: Any,
-    paths: str | os.PathLike | Iterable[str | os.PathLike],
-    file: str | os.PathLike,
-    *,
-    separator: str | None = None,
-    boundary: str | None = None,
-    key: str = "text",
+    tokenizer: Any, paths: str | os.PathLike | Iterable[str | os.PathLike],
+    file: str | os.PathLike, *,
+    separator: str | None = None, boundary: str | None = None, key: str = "text",
     is_progress_shown: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """Tokenise text files of any size into one array on disk, for `toolkit train --text FILE.npy`.
 
     The tokenizer is written beside the array, as FILE.tokenizer.json, where training finds it, and

@@ -20,16 +20,10 @@ from toolkit.parallel import streamed_loss
 
 @checked
 def next_byte_loss(
-    graph: nnx.GraphDef,
-    params: nnx.State,
-    batch: tuple[Int[Array, "batch time"], ...],
-    *,
-    chunks: int = 1,
-    block_chunks: int = 1,
-    balance: float = 0.0,
-    router_z: float = 0.0,
+    graph: nnx.GraphDef, params: nnx.State, batch: tuple[Int[Array, "batch time"], ...], *,
+    chunks: int = 1, block_chunks: int = 1, balance: float = 0.0, router_z: float = 0.0,
     scan_layers: bool = False,
-) -> Float[Array, ""]:
+) -> Float[Array, ""]:  # fmt: skip
     """Mean cross-entropy of the next byte, or other token.
 
         loss = -mean_{b,t} log softmax(logits[b, t])[target[b, t]]
@@ -73,14 +67,9 @@ def loss_of_parts(graph: nnx.GraphDef, *parts: Any, **how: Any) -> Float[Array, 
 
 
 def loss_of_recursion(
-    graph: nnx.GraphDef,
-    params: nnx.State,
-    batch: Any,
-    *,
-    chunks: int = 1,
-    block_chunks: int = 1,
-    scan_layers: bool = False,
-) -> Float[Array, ""]:
+    graph: nnx.GraphDef, params: nnx.State, batch: Any, *,
+    chunks: int = 1, block_chunks: int = 1, scan_layers: bool = False,
+) -> Float[Array, ""]:  # fmt: skip
     """`recursion_loss` of a model with a router of loops, with the arguments of `next_byte_loss`.
 
     It is the training loss: with "expert" it is not causal, and tells nothing of held-out text.

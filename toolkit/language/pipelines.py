@@ -53,15 +53,10 @@ class LanguagePipeline(NamedTuple):
 
 @checked
 def pipeline_language_model(
-    model: LoopedLM,
-    schedule: Schedule,
-    mesh: Mesh,
-    *,
-    axis: str = "stage",
-    data: Sequence[str] = (),
-    layers: Sequence[int] | None = None,
+    model: LoopedLM, schedule: Schedule, mesh: Mesh, *,
+    axis: str = "stage", data: Sequence[str] = (), layers: Sequence[int] | None = None,
     recompute: bool | Sequence[int] = False,
-) -> LanguagePipeline:
+) -> LanguagePipeline:  # fmt: skip
     """Cut a looped model into the stages of a schedule.
 
     With T loops of N layers and S stages, stage s is group s mod S/T of the layers in loop

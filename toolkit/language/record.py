@@ -78,14 +78,9 @@ def _is_begun(directory: Path) -> bool:
 
 
 def describe_run(
-    configuration: dict[str, Any],
-    shorter: list[dict[str, Any]],
-    corpora: list[Corpus],
-    directory: Path,
-    tokenizer: Any,
-    per_token: float | None,
-    start: Path | None,
-) -> None:
+    configuration: dict[str, Any], shorter: list[dict[str, Any]], corpora: list[Corpus],
+    directory: Path, tokenizer: Any, per_token: float | None, start: Path | None,
+) -> None:  # fmt: skip
     """Write the record of a run at its first start, and after it was extended."""
     is_known = not shorter or read_run(directory)["configuration"] == configuration
     if jax.process_index() or (_is_begun(directory) and is_known):

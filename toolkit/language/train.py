@@ -57,18 +57,13 @@ LOG_EVERY, EVALUATION_BATCHES = 10, 4
 
 @checked
 def train_language_model(
-    run: TrainingRun,
-    directory: Path,
-    *,
-    corpus: Corpus | None = None,
-    tokenizer: Any = None,
-    extend: bool = False,
+    run: TrainingRun, directory: Path, *,
+    corpus: Corpus | None = None, tokenizer: Any = None, extend: bool = False,
     stop: Callable[[], bool] | None = None,
-    callback: Callable[[dict[str, Any]], None] | None = None,
-    is_progress_shown: bool = True,
+    callback: Callable[[dict[str, Any]], None] | None = None, is_progress_shown: bool = True,
     profile: tuple[int, int] | None = None,
     form: ProgramForm | None = None,
-) -> TrainedModel:
+) -> TrainedModel:  # fmt: skip
     """Train the run in a folder, or resume it.
 
     Args:

@@ -15,19 +15,11 @@ from toolkit.looped import LoopedLM, stream
 
 @checked
 def stream_text(
-    model: LoopedLM,
-    prompt: str,
-    length: int,
-    *,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    seed: int = 0,
-    tokenizer: Any = None,
-    special: SpecialTokens | None = None,
-) -> Iterator[str]:
+    model: LoopedLM, prompt: str, length: int, *,
+    temperature: float = 0.8, top_k: int | None = None, top_p: float | None = None,
+    min_p: float | None = None, repetition_penalty: float | None = None, seed: int = 0,
+    tokenizer: Any = None, special: SpecialTokens | None = None,
+) -> Iterator[str]:  # fmt: skip
     """Continue a prompt and yield pieces of text.
 
     Args:

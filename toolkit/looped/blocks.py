@@ -51,15 +51,10 @@ class Block(nnx.Module):
     """
 
     def __init__(
-        self,
-        word: str,
-        config: LoopedConfig,
-        *,
-        rngs: nnx.Rngs,
-        feed_forward: str = "swiglu",
-        stack: str = "blocks",
+        self, word: str, config: LoopedConfig, *,
+        rngs: nnx.Rngs, feed_forward: str = "swiglu", stack: str = "blocks",
         depth: tuple[int, int] = (0, 1),
-    ):
+    ):  # fmt: skip
         width, dtype = config.width, config.compute_dtype
         how: dict[str, Any] = {"depth": depth} if LAYERS[word].has_depth else {}
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs, **how), config.ladder_residual
@@ -98,18 +93,12 @@ class Block(nnx.Module):
         )
 
     def __call__(
-        self,
-        h: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-        window: int | None = None,
-        behind: Array | None = None,
-        positions: Int[Array, "batch time"] | None = None,
-        return_routing: bool = False,
-        tokens: Int[Array, "batch time"] | None = None,
-        **shared: Array | None,
-    ) -> tuple[Any, Any]:
+        self, h: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: Any = None,
+        window: int | None = None, behind: Array | None = None,
+        positions: Int[Array, "batch time"] | None = None, return_routing: bool = False,
+        tokens: Int[Array, "batch time"] | None = None, **shared: Array | None,
+    ) -> tuple[Any, Any]:  # fmt: skip
         """Process a whole sequence; also returns its cache, or None if there was none.
 
         With `ladder_residual`, `behind` is the stream that the mixer reads, and a pair of streams
@@ -138,16 +127,10 @@ class Block(nnx.Module):
         return out, cache
 
     def connected(
-        self,
-        state: Any,
-        *,
-        cache: Any = None,
-        window: int | None = None,
-        before: Pass | None = None,
-        is_step: bool = False,
-        tokens: Int[Array, "..."] | None = None,
-        **how: Any,
-    ) -> tuple[Any, Any, Any]:
+        self, state: Any, *,
+        cache: Any = None, window: int | None = None, before: Pass | None = None,
+        is_step: bool = False, tokens: Int[Array, "..."] | None = None, **how: Any,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         """A block with connections on the state of its stack, for a sequence or for one token.
 
         Returns the next state, the cache, and the router's decisions if there is one. `before` is
@@ -184,15 +167,11 @@ class Block(nnx.Module):
         return Separate(*map(self.mixer_norm, h)) if isinstance(h, Separate) else self.mixer_norm(h)
 
     def mix(
-        self,
-        h: Float[Array, "batch time width"] | Separate,
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-        window: int | None = None,
-        positions: Int[Array, "batch time"] | None = None,
+        self, h: Float[Array, "batch time width"] | Separate, *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: Any = None,
+        window: int | None = None, positions: Int[Array, "batch time"] | None = None,
         **shared: Array | None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
+    ) -> tuple[Float[Array, "batch time width"], Any]:  # fmt: skip
         """The first half: the mixer's output, and the cache after it."""
         read, how = self.mixer_input(h), _only_if_given(window)
         how |= {} if positions is None else {"positions": positions}
@@ -207,15 +186,10 @@ class Block(nnx.Module):
         return self.mixer.shared_inputs(read, cache, segment_ids)
 
     def step(
-        self,
-        h: Float[Array, "batch width"],
-        cache: Any,
-        *,
-        window: int | None = None,
-        behind: Array | None = None,
-        tokens: Int[Array, "batch"] | None = None,
-        **shared: Array | None,
-    ) -> tuple[Any, Any]:
+        self, h: Float[Array, "batch width"], cache: Any, *,
+        window: int | None = None, behind: Array | None = None,
+        tokens: Int[Array, "batch"] | None = None, **shared: Array | None,
+    ) -> tuple[Any, Any]:  # fmt: skip
         """Process one token; returns the cache with that token in it."""
         read = self.mixer_input(h if behind is None else behind)
         how = {**_only_if_given(window), **_tokens_for(self.mixer, tokens), **shared}
@@ -270,18 +244,13 @@ class Block(nnx.Module):
 
 
 def run_blocks(
-    blocks: Sequence[Block],
-    h: Any,
-    *,
+    blocks: Sequence[Block], h: Any, *,
     windows: tuple[int | None, ...] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
-    positions: Int[Array, "batch time"] | None = None,
-    caches: tuple[Any, ...] | None = None,
-    residual: GroupResidual | None = None,
-    before: Pass | None = None,
-    return_routing: bool = False,
-    tokens: Int[Array, "..."] | None = None,
-) -> tuple[Any, Any]:
+    positions: Int[Array, "batch time"] | None = None, caches: tuple[Any, ...] | None = None,
+    residual: GroupResidual | None = None, before: Pass | None = None,
+    return_routing: bool = False, tokens: Int[Array, "..."] | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Run a stack of physical layers on a sequence [batch, time, width] or, with caches, on one
     token [batch, width].
 

@@ -70,13 +70,10 @@ def rotate_latents(
 
 @checked
 def with_slices(
-    model: LoopedLM,
-    slices: int,
-    *,
-    slices_prompt: bool = False,
-    exact_norm: bool = True,
+    model: LoopedLM, slices: int, *,
+    slices_prompt: bool = False, exact_norm: bool = True,
     tokens: Int[Array, "batch time"] | None = None,
-) -> LoopedLM:
+) -> LoopedLM:  # fmt: skip
     """Let "mla" layers decode with one softmax per slice of their latents.
 
         y = sum_i sum_h O_h V_h,i softmax_j(scale (q_h . K_h,i c_ij + p_h . r_j)) c_ij

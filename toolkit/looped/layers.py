@@ -17,14 +17,9 @@ from toolkit.parallel.context.along import cuts_time
 
 
 def linear(
-    inputs: int,
-    outputs: int,
-    dtype: jnp.dtype,
-    rngs: nnx.Rngs,
-    *,
-    std: float,
-    has_bias: bool = False,
-) -> nnx.Linear:
+    inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs, *,
+    std: float, has_bias: bool = False,
+) -> nnx.Linear:  # fmt: skip
     """A projection with truncated-normal initial weights (three deviations, LT2) and zero bias."""
     initializer = (
         nnx.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
@@ -138,13 +133,9 @@ class Scaling(Protocol):
 
 
 def rotary_embedding(
-    x: Float[Array, "... heads size"],
-    positions: Int[Array, "..."],
-    *,
-    theta: float,
-    fraction: float = 1.0,
-    scaling: Scaling | None = None,
-) -> Float[Array, "... heads size"]:
+    x: Float[Array, "... heads size"], positions: Int[Array, "..."], *,
+    theta: float, fraction: float = 1.0, scaling: Scaling | None = None,
+) -> Float[Array, "... heads size"]:  # fmt: skip
     """Turn channel pairs (x_i, x_{i + size/2}) by position * theta^(-2i/size) (RoFormer, 2021)."""
     # The half-split order of Hugging Face's Llama checkpoints; the original code pairs neighbours
     # (2i, 2i + 1), a fixed permutation. Of the channels, the first `fraction` turn (GPT-NeoX).

@@ -132,14 +132,10 @@ class LoopedLM(nnx.Module):
         loops: int | Array | None = None, key: Array | None = None,
     ) -> tuple[Array, Array]: ...  # fmt: skip
     def __call__(
-        self,
-        tokens: Int[Array, "batch time"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        return_loops: bool = False,
-        loops: int | Int[Array, ""] | None = None,
-        key: Array | None = None,
-    ):
+        self, tokens: Int[Array, "batch time"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, return_loops: bool = False,
+        loops: int | Int[Array, ""] | None = None, key: Array | None = None,
+    ):  # fmt: skip
         """Logits of the next token at every position.
 
         The loops are one `lax.scan`, so the program does not grow with their number. Loops that
@@ -274,18 +270,12 @@ class LoopedLM(nnx.Module):
         return run_rows(self.config, self.loop_rows(), body, h, remat=remat)
 
     def loop(
-        self,
-        h: Any,
-        rho: Float[Array, "width"] | None,
-        embedding: Float[Array, "width"] | None = None,
-        *,
-        tau: int = 0,
-        injected: Any = None,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        caches: tuple[Any, ...] | None = None,
-        return_routing: bool = False,
+        self, h: Any, rho: Float[Array, "width"] | None,
+        embedding: Float[Array, "width"] | None = None, *,
+        tau: int = 0, injected: Any = None, segment_ids: Int[Array, "batch time"] | None = None,
+        caches: tuple[Any, ...] | None = None, return_routing: bool = False,
         tokens: Int[Array, "..."] | None = None,
-    ) -> tuple[Any, tuple[Any, ...] | None]:
+    ) -> tuple[Any, tuple[Any, ...] | None]:  # fmt: skip
         """One pass of a sequence or of one token through all layers, plus rho times its input."""
         run = functools.partial(
             run_blocks,

@@ -309,13 +309,9 @@ def _require_swiglu(config: LoopedConfig) -> None:
 
 
 def _matched(
-    config: LoopedConfig,
-    wanted: float,
-    count: Callable[[LoopedConfig], float],
-    line: tuple[float, float],
-    tolerance: float,
-    unit: str,
-) -> LoopedConfig:
+    config: LoopedConfig, wanted: float, count: Callable[[LoopedConfig], float],
+    line: tuple[float, float], tolerance: float, unit: str,
+) -> LoopedConfig:  # fmt: skip
     """The feed-forward size whose count is the wanted one, on a line of (fixed, per unit)."""
     fixed, per_unit = line
     exact = (wanted - fixed) / per_unit

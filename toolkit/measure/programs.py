@@ -285,13 +285,9 @@ def collective_kind(instruction: Instruction, computation: str) -> str:
 
 
 def read_collective(
-    instruction: Instruction,
-    kind: str,
-    shapes: dict[str, str],
-    devices: int,
-    count: int,
+    instruction: Instruction, kind: str, shapes: dict[str, str], devices: int, count: int,
     is_exact: bool,
-) -> Collective:
+) -> Collective:  # fmt: skip
     """Read a collective's line; `shapes` are those of the operands, by name."""
     result, names = instruction.shape, instruction.operand_names
     if instruction.opcode.endswith("-start") and result.startswith("("):

@@ -82,15 +82,10 @@ class Record:
 
 @checked
 def record(
-    name: str,
-    value: float,
-    unit: str,
-    *,
-    kind: str = "measured",
-    samples: Iterable[float] = (),
-    device: str | None = None,
+    name: str, value: float, unit: str, *,
+    kind: str = "measured", samples: Iterable[float] = (), device: str | None = None,
     check: str = ABSENT,
-) -> Record:
+) -> Record:  # fmt: skip
     """Make a record with the provenance of this process.
 
     Args:

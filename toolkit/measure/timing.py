@@ -68,14 +68,10 @@ class Timing:
 
 @checked
 def time_contenders(
-    contenders: Mapping[str, Callable[[], Any]],
-    *,
-    rounds: int = 7,
-    warmup: int = 1,
-    min_seconds: float = 0.02,
-    check: Callable[[dict[str, Any]], Any] | None = None,
-    progress: bool = False,
-) -> dict[str, Timing]:
+    contenders: Mapping[str, Callable[[], Any]], *,
+    rounds: int = 7, warmup: int = 1, min_seconds: float = 0.02,
+    check: Callable[[dict[str, Any]], Any] | None = None, progress: bool = False,
+) -> dict[str, Timing]:  # fmt: skip
     """Time callables against each other: checked, warmed up, interleaved, blocked on.
 
     Sample r of a contender is (end - start) / repetitions, and the reported value is the median

@@ -18,13 +18,9 @@ def with_axes(spec: PartitionSpec, dimension: int, axes: tuple[str, ...]) -> Par
 
 
 def largest_cut(
-    shape: tuple[int, ...],
-    spec: PartitionSpec,
-    mesh: Mesh,
-    axes: tuple[str, ...],
-    min_elements: int,
-    stacked: Collection[int] = (),
-) -> tuple[int | None, str]:
+    shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...],
+    min_elements: int, stacked: Collection[int] = (),
+) -> tuple[int | None, str]:  # fmt: skip
     """The dimension to shard along `axes` in addition to `spec`, or None, and the reason.
 
     It is the largest that the axes divide (the first of equals), is not sharded, and is none of

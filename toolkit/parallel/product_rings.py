@@ -19,13 +19,9 @@ RINGS = (1, 2)
 
 @checked
 def all_gather_matmul(
-    x: Float[Array, "*batch width"],
-    kernel: Float[Array, "width columns"],
-    axis: str,
-    *,
-    time_axis: int,
-    rings: int = 1,
-) -> Float[Array, "*batch columns"]:
+    x: Float[Array, "*batch width"], kernel: Float[Array, "width columns"], axis: str, *,
+    time_axis: int, rings: int = 1,
+) -> Float[Array, "*batch columns"]:  # fmt: skip
     """The product of all devices' tokens with this device's columns, gathered hop by hop.
 
         y = concat_j (x_j W_m)        x_j arrives at device m after |m - j| hops
@@ -85,13 +81,9 @@ def all_gather_matmul(
 
 @checked
 def matmul_reduce_scatter(
-    x: Float[Array, "*batch rows"],
-    kernel: Float[Array, "rows width"],
-    axis: str,
-    *,
-    time_axis: int,
-    rings: int = 1,
-) -> Float[Array, "*batch width"]:
+    x: Float[Array, "*batch rows"], kernel: Float[Array, "rows width"], axis: str, *,
+    time_axis: int, rings: int = 1,
+) -> Float[Array, "*batch width"]:  # fmt: skip
     """A product summed over devices, each of which keeps its tokens; partial sums travel.
 
         y_j = sum_m x_m[j] W_m        j: the part of the tokens that device j keeps

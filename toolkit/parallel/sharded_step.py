@@ -32,14 +32,9 @@ if TYPE_CHECKING:
 
 @checked
 def sharded_train_step(
-    loss_fn: LossFunction,
-    optimizer: "optax.GradientTransformation",
-    layout: Layout,
-    *,
-    gather_again: bool = True,
-    donate: bool = False,
-    exchange: Exchange | None = None,
-) -> Callable:
+    loss_fn: LossFunction, optimizer: "optax.GradientTransformation", layout: Layout, *,
+    gather_again: bool = True, donate: bool = False, exchange: Exchange | None = None,
+) -> Callable:  # fmt: skip
     """Make a train step with explicit communication: data parallel, or any ZeRO, by the layout.
 
     On device d of N, with the shard p_d of each sharded parameter and the d-th part of the batch:

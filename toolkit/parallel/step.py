@@ -32,13 +32,9 @@ LossFunction = Callable[[Params, Batch], Float[Array, ""]]
 
 @checked
 def partitioned_train_step(
-    loss_fn: LossFunction,
-    optimizer: "optax.GradientTransformation",
-    layout: Layout,
-    *,
-    donate: bool = False,
-    exchange: Exchange | None = None,
-) -> Callable:
+    loss_fn: LossFunction, optimizer: "optax.GradientTransformation", layout: Layout, *,
+    donate: bool = False, exchange: Exchange | None = None,
+) -> Callable:  # fmt: skip
     """Make a train step whose communication the compiler chooses (jit with shardings).
 
         gradients = grad loss(params, batch)

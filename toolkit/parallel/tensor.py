@@ -34,13 +34,9 @@ from toolkit.parallel.product_rings import (
 
 @checked
 def column_parallel(
-    x: Float[Array, "*batch width"],
-    kernel: Float[Array, "width columns"],
-    axis: str,
-    *,
-    time_axis: int | None = None,
-    rings: int = 0,
-) -> Float[Array, "*batch columns"]:
+    x: Float[Array, "*batch width"], kernel: Float[Array, "width columns"], axis: str, *,
+    time_axis: int | None = None, rings: int = 0,
+) -> Float[Array, "*batch columns"]:  # fmt: skip
     """The first product of a pair, sharded by columns; inside `jax.shard_map`.
 
         y_m = x W_m
@@ -81,13 +77,9 @@ def column_parallel(
 
 @checked
 def row_parallel(
-    x: Float[Array, "*batch rows"],
-    kernel: Float[Array, "rows width"],
-    axis: str,
-    *,
-    time_axis: int | None = None,
-    rings: int = 0,
-) -> Float[Array, "*batch width"]:
+    x: Float[Array, "*batch rows"], kernel: Float[Array, "rows width"], axis: str, *,
+    time_axis: int | None = None, rings: int = 0,
+) -> Float[Array, "*batch width"]:  # fmt: skip
     """The second product of a pair, sharded by rows, and the sum over devices.
 
         y = sum_m x_m W_m
@@ -200,14 +192,10 @@ def vocabulary_parallel_loss(
 
 @checked
 def vocabulary_parallel_cross_entropy(
-    hidden: Float[Array, "batch time width"],
-    table: Float[Array, "vocabulary width"],
-    targets: Int[Array, "batch time"],
-    mesh: Mesh,
-    *,
-    axis: str = "model",
-    batch_axis: str | None = None,
-) -> Float[Array, "batch time"]:
+    hidden: Float[Array, "batch time width"], table: Float[Array, "vocabulary width"],
+    targets: Int[Array, "batch time"], mesh: Mesh, *,
+    axis: str = "model", batch_axis: str | None = None,
+) -> Float[Array, "batch time"]:  # fmt: skip
     """Cross-entropy of a head whose table is sharded along the vocabulary, on whole arrays.
 
         loss = logsumexp_v(hidden . table_v) - hidden . table_target

@@ -80,15 +80,12 @@ class TrainState:
 
 
 def make_update(
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
+    loss_fn: Callable, optimizer: optax.GradientTransformation,
     sample: Callable[[Any, Int[Array, ""]], Batch],
-    metrics_of: Callable[[Array, Params, Any], Metrics] | None = None,
-    *,
-    passes: int = 1,
-    weigh: Callable[[Batch], Float[Array, ""]] | None = None,
+    metrics_of: Callable[[Array, Params, Any], Metrics] | None = None, *,
+    passes: int = 1, weigh: Callable[[Batch], Float[Array, ""]] | None = None,
     exchange: ExchangePlan | None = None,
-) -> Callable[[TrainState, Any, Array | None], tuple[TrainState, Metrics]]:
+) -> Callable[[TrainState, Any, Array | None], tuple[TrainState, Metrics]]:  # fmt: skip
     """One update, (state, data, rate) -> (state, metrics): scaled by `rate` unless that is None.
 
     `loss_fn` is (params, batch) -> loss; with a model state in the TrainState (params, model_state,
@@ -150,15 +147,10 @@ def make_update(
 
 
 def run_updates(
-    update: Callable,
-    state: TrainState,
-    data: Any,
-    steps: Int[Array, ""],
-    rates: Float[Array, "most"] | None = None,
-    *,
-    most_steps: int,
-    layout: tuple = (),
-) -> tuple[TrainState, Metrics]:
+    update: Callable, state: TrainState, data: Any, steps: Int[Array, ""],
+    rates: Float[Array, "most"] | None = None, *,
+    most_steps: int, layout: tuple = (),
+) -> tuple[TrainState, Metrics]:  # fmt: skip
     """`steps` updates of `make_update`; of the metrics [most_steps] the first `steps` count."""
     first = None if rates is None else rates[0]
     metrics = jax.tree.map(
@@ -180,14 +172,10 @@ def run_updates(
 
 
 def run_along(
-    update: Callable,
-    state: TrainState,
-    data: Any,
-    steps: Int[Array, ""],
-    rates: Float[Array, "most"],
-    *,
+    update: Callable, state: TrainState, data: Any, steps: Int[Array, ""],
+    rates: Float[Array, "most"], *,
     layout: tuple = (),
-) -> tuple[TrainState, Float[Array, "most"]]:
+) -> tuple[TrainState, Float[Array, "most"]]:  # fmt: skip
     """`steps` updates at the first `rates`; the loss before each, all NaN if the run diverged."""
     state, metrics = run_updates(
         update, state, data, steps, rates, most_steps=len(rates), layout=layout

@@ -22,13 +22,9 @@ class Pending:
 
 
 def schedule_of(
-    name: str,
-    devices: int,
-    microbatches: int,
-    order: Callable[[int], Iterator[Task]],
-    chunks: int = 1,
-    slices: int = 1,
-) -> Schedule:
+    name: str, devices: int, microbatches: int, order: Callable[[int], Iterator[Task]],
+    chunks: int = 1, slices: int = 1,
+) -> Schedule:  # fmt: skip
     """The schedule of a rule `order` (device -> tasks), each device holding every p-th stage."""
     cut = {} if slices == 1 else {"slices": slices}
     check_numbers(devices=devices, microbatches=microbatches, **cut)

@@ -69,20 +69,12 @@ class Engine:
 
     @checked
     def __init__(
-        self,
-        model: LoopedLM,
-        *,
-        slots: int = 8,
-        capacity: int = 512,
-        page: int = 64,
-        pages: int | None = None,
-        scheduler: Any = None,
-        sparse: str | None = None,
-        dense_layers: int = 0,
-        exit: str | None = None,
-        prefill_device: Any = None,
+        self, model: LoopedLM, *,
+        slots: int = 8, capacity: int = 512, page: int = 64, pages: int | None = None,
+        scheduler: Any = None, sparse: str | None = None, dense_layers: int = 0,
+        exit: str | None = None, prefill_device: Any = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if slots < 1:
             raise ValueError(f"slots: got {slots}, wanted at least 1")
         if page < 1 or page & (page - 1):

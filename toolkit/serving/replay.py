@@ -18,14 +18,10 @@ LONGEST_SLEEP = 0.002  # seconds, so that a button can stop the run
 
 @checked
 def replay(
-    engine: Engine,
-    trace: Sequence[TracedRequest],
-    *,
-    requests: Sequence[Request] | None = None,
-    seconds: Callable[[Work], float] | None = None,
-    skips_idle: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Run[Progress]:
+    engine: Engine, trace: Sequence[TracedRequest], *,
+    requests: Sequence[Request] | None = None, seconds: Callable[[Work], float] | None = None,
+    skips_idle: bool = False, should_stop: Callable[[], bool] = lambda: False,
+) -> Run[Progress]:  # fmt: skip
     """Serve a trace, each request when it arrives.
 
     Args:

@@ -135,16 +135,11 @@ class Goodput(NamedTuple):
 
 @checked
 def goodput(
-    serve: Callable[[Sequence[TracedRequest]], Run],
-    trace: Sequence[TracedRequest],
-    highest: float,
-    *,
-    share: float = 0.9,
-    tolerance: float = 0.01,
-    first_token: float = np.inf,
-    per_token: float = np.inf,
-    largest_gap: float = np.inf,
-) -> Goodput:
+    serve: Callable[[Sequence[TracedRequest]], Run], trace: Sequence[TracedRequest],
+    highest: float, *,
+    share: float = 0.9, tolerance: float = 0.01, first_token: float = np.inf,
+    per_token: float = np.inf, largest_gap: float = np.inf,
+) -> Goodput:  # fmt: skip
     """The highest rate at which a share of the requests keeps all bounds, by bisection.
 
         goodput = sup{rate : attainment(serve(trace at rate)) >= share}

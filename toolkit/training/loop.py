@@ -106,19 +106,14 @@ class FitResult:
 
 @checked
 def fit(
-    state: TrainState,
-    train_step: TrainStep,
-    data: Any,
-    options: FitOptions,
-    *,
-    directory: str | os.PathLike | None = None,
-    configuration: dict[str, Any] | None = None,
+    state: TrainState, train_step: TrainStep, data: Any, options: FitOptions, *,
+    directory: str | os.PathLike | None = None, configuration: dict[str, Any] | None = None,
     former: Sequence[dict[str, Any]] = (),
     evaluate: Callable[..., float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
     form: ProgramForm | None = None,
-) -> FitResult:
+) -> FitResult:  # fmt: skip
     """Train until `total_steps`, from the newest checkpoint in `directory` if there is one.
 
     A run that is killed at any moment and called again with the same arguments ends with the same
@@ -213,14 +208,10 @@ def fit(
 
 
 def restore(
-    stack: ExitStack,
-    directory: str | os.PathLike | None,
-    options: FitOptions,
-    state: TrainState,
-    run: dict[str, Any],
-    also: Sequence[dict[str, Any]] = (),
+    stack: ExitStack, directory: str | os.PathLike | None, options: FitOptions, state: TrainState,
+    run: dict[str, Any], also: Sequence[dict[str, Any]] = (),
     resize: Callable[[Any], Any] | None = None,
-) -> tuple[Checkpoints | None, tuple[TrainState, dict[str, Any]] | None]:
+) -> tuple[Checkpoints | None, tuple[TrainState, dict[str, Any]] | None]:  # fmt: skip
     """The checkpoints of a folder, if given, and the content of the newest one of this run."""
     if directory is None:
         return None, None

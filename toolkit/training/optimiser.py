@@ -43,14 +43,10 @@ class OptimizerKind:
 
 @checked
 def adamw(
-    learning_rate: float | optax.Schedule,
-    *,
-    weight_decay: float = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.95,
-    eps: float = 1e-8,
+    learning_rate: float | optax.Schedule, *,
+    weight_decay: float = 0.1, b1: float = 0.9, b2: float = 0.95, eps: float = 1e-8,
     clip_norm: float | None = 1.0,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """AdamW with clipping by the global norm and no weight decay on vectors.
 
         g <- g * min(1, clip_norm / |g|);  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
@@ -93,16 +89,10 @@ def adamw(
 
 
 def assembled(
-    kind: OptimizerKind,
-    learning_rate: float | optax.Schedule,
-    *,
-    b1: float,
-    b2: float,
-    eps: float,
-    weight_decay: float,
-    mask: Callable[[Any], Any],
+    kind: OptimizerKind, learning_rate: float | optax.Schedule, *,
+    b1: float, b2: float, eps: float, weight_decay: float, mask: Callable[[Any], Any],
     clip_norm: float | None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """Clipping, the method's direction, weight decay and the learning rate, one after the other."""
     clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
     parts = (

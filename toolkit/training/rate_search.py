@@ -57,25 +57,17 @@ class RateSearch(FitResult):
 
 @checked
 def search_rate(
-    loss_fn: Callable[[Params, Batch], Float[Array, ""]],
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    data: Any,
-    options: FitOptions,
-    *,
-    sample: Callable[[Any, Int[Array, ""]], Batch],
-    lr_range: tuple[float, float] = lr.LR_RANGE,
+    loss_fn: Callable[[Params, Batch], Float[Array, ""]], optimizer: optax.GradientTransformation,
+    state: TrainState, data: Any, options: FitOptions, *,
+    sample: Callable[[Any, Int[Array, ""]], Batch], lr_range: tuple[float, float] = lr.LR_RANGE,
     searcher: Callable[[tuple[float, float], int], lr.Searcher] = lr.ProbeThenDecay,
-    validation: Callable[[Params], Float[Array, ""]] | None = None,
-    validation_batches: int = 1,
-    evaluation: str = "loop",
-    batch_sharding: jax.sharding.Sharding | None = None,
-    directory: str | os.PathLike | None = None,
-    configuration: dict[str, Any] | None = None,
+    validation: Callable[[Params], Float[Array, ""]] | None = None, validation_batches: int = 1,
+    evaluation: str = "loop", batch_sharding: jax.sharding.Sharding | None = None,
+    directory: str | os.PathLike | None = None, configuration: dict[str, Any] | None = None,
     evaluate: Callable[[Params], float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
-) -> RateSearch:
+) -> RateSearch:  # fmt: skip
     """`fit` without a learning rate: `lr.search` finds one within the same number of gradients.
 
         params <- params + rate * optimizer(grad loss(params, sample(data, step)))

@@ -218,18 +218,12 @@ class Recipe:
 
 @checked
 def prepare(
-    loss_fn: Callable[..., Any],
-    params: Params,
-    recipe: Recipe,
-    *,
-    sample: Callable[[Any, Int[Array, ""]], Batch] | None = None,
-    most_steps: int = 1,
-    model_state: Any = None,
-    compute_dtype: Any = None,
+    loss_fn: Callable[..., Any], params: Params, recipe: Recipe, *,
+    sample: Callable[[Any, Int[Array, ""]], Batch] | None = None, most_steps: int = 1,
+    model_state: Any = None, compute_dtype: Any = None,
     batch_sharding: jax.sharding.Sharding | None = None,
-    weigh: Callable[[Batch], Any] | None = None,
-    layout: Layout | None = None,
-) -> tuple[TrainState, TrainStep]:
+    weigh: Callable[[Batch], Any] | None = None, layout: Layout | None = None,
+) -> tuple[TrainState, TrainStep]:  # fmt: skip
     """The first two arguments of `fit`: the state of a run and its train step, by a recipe.
 
     Args:

@@ -66,17 +66,12 @@ class TrainStep:
 
 @checked
 def make_train_step(
-    loss_fn: Callable[..., Any],
-    optimizer: optax.GradientTransformation,
-    *,
-    sample: Callable[[Any, Int[Array, ""]], Batch] | None = None,
-    most_steps: int = 1,
-    compute_dtype: Any = None,
-    batch_sharding: jax.sharding.Sharding | None = None,
-    accumulate: int = 1,
-    weigh: Callable[[Batch], Float[Array, ""]] | None = None,
+    loss_fn: Callable[..., Any], optimizer: optax.GradientTransformation, *,
+    sample: Callable[[Any, Int[Array, ""]], Batch] | None = None, most_steps: int = 1,
+    compute_dtype: Any = None, batch_sharding: jax.sharding.Sharding | None = None,
+    accumulate: int = 1, weigh: Callable[[Batch], Float[Array, ""]] | None = None,
     exchange: ExchangePlan | None = None,
-) -> TrainStep:
+) -> TrainStep:  # fmt: skip
     """Build the jitted update: draw a batch, differentiate, step the optimiser.
 
         params, optimizer_state <- optimizer(grad loss(params, sample(data, step)))

@@ -128,15 +128,11 @@ def _keep_least(table: dict[str, float], mixer: str, value: float) -> None:
 
 
 def _bars(
-    axes: Axes,
-    mixers: Sequence[str],
-    tables: Mapping[str, Mapping[str, float]],
-    wanted: Mapping[str, float],
-    *,
-    looks: Sequence[str],
-    start: float,
+    axes: Axes, mixers: Sequence[str], tables: Mapping[str, Mapping[str, float]],
+    wanted: Mapping[str, float], *,
+    looks: Sequence[str], start: float,
     form: str,
-) -> None:
+) -> None:  # fmt: skip
     """Horizontal bars, one per mixer and table, with numbers and the wanted line."""
     height = 0.8 / max(1, len(tables))
     for number, (name, table) in enumerate(tables.items()):

@@ -10,14 +10,9 @@ from toolkit.bench.harness import weighted_gradient
 
 
 def mixer_inputs(
-    row: Mixer,
-    time: int,
-    heads: int,
-    size: int,
-    *,
-    batch: int = 1,
-    dtype: jnp.dtype | type = jnp.float32,
-) -> list[jax.Array]:
+    row: Mixer, time: int, heads: int, size: int, *,
+    batch: int = 1, dtype: jnp.dtype | type = jnp.float32,
+) -> list[jax.Array]:  # fmt: skip
     """Heads of one size for keys and values, gates in float32."""
     return draw_inputs(
         row, time, batch=batch, heads=heads, key=size, value=size, dtype=dtype,

@@ -47,16 +47,10 @@ class Scores:
 
 @checked
 def evaluate(
-    model: LoopedLM,
-    rows: Sequence[Row],
-    *,
-    tokenizer: Any = None,
-    special: SpecialTokens | None = None,
-    batch: int = 8,
-    window: int = 2048,
-    results: Path | None = None,
-    show_progress: bool = False,
-) -> Scores:
+    model: LoopedLM, rows: Sequence[Row], *,
+    tokenizer: Any = None, special: SpecialTokens | None = None, batch: int = 8,
+    window: int = 2048, results: Path | None = None, show_progress: bool = False,
+) -> Scores:  # fmt: skip
     """Score a model on rows of one kind, with the metrics of lm-evaluation-harness.
 
         Choice        acc: share of rows whose likeliest answer is right;

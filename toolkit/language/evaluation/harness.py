@@ -14,13 +14,10 @@ from toolkit.looped import LoopedLM, generate
 
 @checked
 def harness_model(
-    model: LoopedLM,
-    *,
-    tokenizer: Any = None,
-    special: SpecialTokens | None = None,
-    batch: int = 8,
+    model: LoopedLM, *,
+    tokenizer: Any = None, special: SpecialTokens | None = None, batch: int = 8,
     window: int = 2048,
-) -> Any:
+) -> Any:  # fmt: skip
     """The model as an `lm_eval.api.model.LM`, for `lm_eval.simple_evaluate(model=...)`.
 
     Args:

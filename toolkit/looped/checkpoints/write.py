@@ -47,15 +47,11 @@ GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @checked
 def save_checkpoint(
-    model: LoopedLM,
-    folder: str | Path,
-    *,
-    style: str,
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
-    settings: Mapping[str, Any] | None = None,
-    tokenizer: str | Path | None = None,
+    model: LoopedLM, folder: str | Path, *,
+    style: str, dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    settings: Mapping[str, Any] | None = None, tokenizer: str | Path | None = None,
     shard_bytes: int = 5 * 10**9,
-) -> None:
+) -> None:  # fmt: skip
     """Write a model to a folder that Hugging Face transformers reads, and `load_checkpoint` too.
 
         tensors = rules(parameters), the other way round;   config.json = settings(config)
@@ -208,13 +204,9 @@ def _shape(module: Any, rule: WeightRule, ours: Sequence[tuple[int, ...]]) -> tu
 
 
 def _inverted(
-    module: Any,
-    rule: WeightRule,
-    ours: Sequence[Any],
-    shape: tuple[int, ...],
-    start: int,
+    module: Any, rule: WeightRule, ours: Sequence[Any], shape: tuple[int, ...], start: int,
     rows: int,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Some rows of the tensor of which a rule makes these parameters."""
     count = math.prod(shape)
     places = jnp.arange(1, count + 1, dtype=jnp.int32).reshape(shape)

@@ -135,13 +135,9 @@ def empty_layers(
 
 @checked
 def read_sparsely(
-    config: LoopedConfig,
-    cache: LoopedCache,
-    words: str,
-    *,
-    dense_layers: int = 0,
-    corrects_tail: bool = False,
-) -> LoopedCache:
+    config: LoopedConfig, cache: LoopedCache, words: str, *,
+    dense_layers: int = 0, corrects_tail: bool = False,
+) -> LoopedCache:  # fmt: skip
     """Make every further step read only a part of the keys and values.
 
     Args:

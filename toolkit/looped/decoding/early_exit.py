@@ -120,13 +120,9 @@ class _State(NamedTuple):
 
 
 def append_until_exit(
-    model: LoopedLM,
-    tokens: Int[Array, "batch"],
-    cache: LoopedCache,
-    rule: ExitRule,
-    *,
+    model: LoopedLM, tokens: Int[Array, "batch"], cache: LoopedCache, rule: ExitRule, *,
     has_ended: Bool[Array, "batch"] | None = None,
-) -> tuple[Float[Array, "batch vocabulary"], LoopedCache, Int[Array, "batch"]]:
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache, Int[Array, "batch"]]:  # fmt: skip
     """`decode_until_exit` without checks, to be called inside compiled programs.
 
     Rows whose text `has_ended` run no loop: their logits, and what their caches take in, mean

@@ -31,22 +31,12 @@ compiled program."""
 
 @checked
 def generate(
-    model: LoopedLM,
-    prompt: Int[Array, "batch time"],
-    length: int,
-    *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    key: Array | None = None,
-    lengths: Int[Array, "batch"] | None = None,
-    stop_token: int | Sequence[int] | None = None,
-    sparse: str | None = None,
-    dense_layers: int = 0,
-    exit: str | None = None,
-) -> Int[Array, "batch length"]:
+    model: LoopedLM, prompt: Int[Array, "batch time"], length: int, *,
+    temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
+    min_p: float | None = None, repetition_penalty: float | None = None, key: Array | None = None,
+    lengths: Int[Array, "batch"] | None = None, stop_token: int | Sequence[int] | None = None,
+    sparse: str | None = None, dense_layers: int = 0, exit: str | None = None,
+) -> Int[Array, "batch length"]:  # fmt: skip
     """Continue a prompt.
 
     Args:
@@ -89,23 +79,13 @@ def generate(
 
 @checked
 def stream(
-    model: LoopedLM,
-    prompt: Int[Array, "batch time"],
-    length: int | None,
-    *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    key: Array | None = None,
-    lengths: Int[Array, "batch"] | None = None,
-    stop_token: int | Sequence[int] | None = None,
-    sparse: str | None = None,
-    dense_layers: int = 0,
-    exit: str | None = None,
+    model: LoopedLM, prompt: Int[Array, "batch time"], length: int | None, *,
+    temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
+    min_p: float | None = None, repetition_penalty: float | None = None, key: Array | None = None,
+    lengths: Int[Array, "batch"] | None = None, stop_token: int | Sequence[int] | None = None,
+    sparse: str | None = None, dense_layers: int = 0, exit: str | None = None,
     tokens_per_dispatch: int = 8,
-) -> Iterator[np.ndarray]:
+) -> Iterator[np.ndarray]:  # fmt: skip
     """`generate`, token by token: the same tokens, each [batch], as soon as they are written.
 
     Arguments as `generate`; with length None it never ends, in constant memory, if no layer's cache

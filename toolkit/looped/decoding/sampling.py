@@ -13,13 +13,10 @@ from toolkit._checks import checked
 
 @checked
 def truncated_logits(
-    logits: Float[Array, "batch vocabulary"],
-    *,
-    temperature: float | Array = 1.0,
-    top_k: int | Array | None = None,
-    top_p: float | Array | None = None,
-    min_p: float | Array | None = None,
-) -> Float[Array, "batch vocabulary"]:
+    logits: Float[Array, "batch vocabulary"], *,
+    temperature: float | Array = 1.0, top_k: int | Array | None = None,
+    top_p: float | Array | None = None, min_p: float | Array | None = None,
+) -> Float[Array, "batch vocabulary"]:  # fmt: skip
     """Logits of the distribution that sampling draws from; excluded tokens get -inf.
 
     First logits / temperature, then the k most likely tokens, then among those, renormalised,
@@ -75,14 +72,10 @@ def _most_likely(logits, top_k, top_p):
 
 @checked
 def sample_token(
-    logits: Float[Array, "batch vocabulary"],
-    key: Array | None = None,
-    *,
-    temperature: float | Array | None = None,
-    top_k: int | Array | None = None,
-    top_p: float | Array | None = None,
-    min_p: float | Array | None = None,
-) -> Int[Array, "batch"]:
+    logits: Float[Array, "batch vocabulary"], key: Array | None = None, *,
+    temperature: float | Array | None = None, top_k: int | Array | None = None,
+    top_p: float | Array | None = None, min_p: float | Array | None = None,
+) -> Int[Array, "batch"]:  # fmt: skip
     """Draw the next token, or take the most likely one if temperature is None.
 
     Args:

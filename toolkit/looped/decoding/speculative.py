@@ -79,22 +79,14 @@ class _Writing(NamedTuple):
 
 @checked
 def generate_speculatively(
-    model: LoopedLM,
-    draft: LoopedLM | ParallelLayers | str,
-    prompt: Int[Array, "batch time"],
-    length: int,
-    *,
-    drafts: int = 4,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    stop_token: int | Sequence[int] | None = None,
-    key: Array | None = None,
-    lengths: Int[Array, "batch"] | None = None,
-    shares_cache: bool = False,
+    model: LoopedLM, draft: LoopedLM | ParallelLayers | str, prompt: Int[Array, "batch time"],
+    length: int, *,
+    drafts: int = 4, temperature: float = 0.0, top_k: int | None = None,
+    top_p: float | None = None, min_p: float | None = None,
+    stop_token: int | Sequence[int] | None = None, key: Array | None = None,
+    lengths: Int[Array, "batch"] | None = None, shares_cache: bool = False,
     sparse: str | None = None,
-) -> Speculation:
+) -> Speculation:  # fmt: skip
     """Continue a prompt as `generate` does, with the drafts of a cheaper model.
 
     Args:
@@ -159,18 +151,12 @@ def generate_speculatively(
 
 
 def speculate(
-    draft: Callable[..., tuple[Array, Any]],
-    verify: Callable[..., tuple[Array, Any]],
-    models: tuple[Any, Any],
-    start: tuple[Array, Any, Any],
-    length: int,
-    *,
-    drafts: int,
-    temperature: float,
-    key: Array,
+    draft: Callable[..., tuple[Array, Any]], verify: Callable[..., tuple[Array, Any]],
+    models: tuple[Any, Any], start: tuple[Array, Any, Any], length: int, *,
+    drafts: int, temperature: float, key: Array,
     truncation: Mapping[str, float | None] | None = None,
     stop_token: int | Sequence[int] | None = None,
-) -> Speculation:
+) -> Speculation:  # fmt: skip
     """Speculate with any two models.
 
     draft(model, tokens [batch], cache) returns logits [batch, size] and the new cache;

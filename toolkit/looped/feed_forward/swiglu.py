@@ -47,16 +47,10 @@ class SwiGLU(nnx.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        hidden: int,
-        *,
-        down_std: float,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-        activation: Activation = "silu",
+        self, width: int, hidden: int, *,
+        down_std: float, dtype: jnp.dtype, rngs: nnx.Rngs, activation: Activation = "silu",
         has_biases: bool = False,
-    ):
+    ):  # fmt: skip
         std = width**-0.5
         self.gate = linear(width, hidden, dtype, rngs, std=std, has_bias=has_biases)
         self.up = linear(width, hidden, dtype, rngs, std=std, has_bias=has_biases)
@@ -94,16 +88,10 @@ class MLP(nnx.Module):
     """Feed-forward layer without a gate: y = W_down act(W_up x), act = relu^2 by default."""
 
     def __init__(
-        self,
-        width: int,
-        hidden: int,
-        *,
-        down_std: float,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-        activation: Activation = "relu2",
+        self, width: int, hidden: int, *,
+        down_std: float, dtype: jnp.dtype, rngs: nnx.Rngs, activation: Activation = "relu2",
         has_biases: bool = False,
-    ):
+    ):  # fmt: skip
         self.up = linear(width, hidden, dtype, rngs, std=width**-0.5, has_bias=has_biases)
         self.down = linear(hidden, width, dtype, rngs, std=down_std, has_bias=has_biases)
         self.activation = activation

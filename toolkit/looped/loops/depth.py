@@ -134,14 +134,9 @@ def check_call(
 
 
 def run_alike(
-    loop: Callable[[Any, Array], Array],
-    shared: Any,
-    h: Any,
-    count: int | Int[Array, ""],
-    *,
-    backward: int,
-    remat: bool = False,
-) -> tuple[Any, Any]:
+    loop: Callable[[Any, Array], Array], shared: Any, h: Any, count: int | Int[Array, ""], *,
+    backward: int, remat: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
     """h <- loop(shared, h), `count` times, with the gradient of the last `backward` times alone."""
     # Truncated back-propagation as in Huginn: earlier loops keep nothing for the backward pass. A
     # traced count compiles once for all counts, but leaves no hidden states to return.

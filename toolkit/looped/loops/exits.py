@@ -46,13 +46,9 @@ def exit_probabilities(
 
 @checked
 def exit_loss(
-    model: LoopedLM,
-    tokens: Int[Array, "batch time"],
-    targets: Int[Array, "batch time"],
-    *,
-    entropy_weight: float,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> Float[Array, ""]:
+    model: LoopedLM, tokens: Int[Array, "batch time"], targets: Int[Array, "batch time"], *,
+    entropy_weight: float, segment_ids: Int[Array, "batch time"] | None = None,
+) -> Float[Array, ""]:  # fmt: skip
     """Expected cross-entropy over the loop at which a token stops, minus the entropy of that
     choice.
 

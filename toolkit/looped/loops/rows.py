@@ -24,13 +24,9 @@ def row_of(stacked: Any, tau: int) -> Any:
 
 
 def run_rows(
-    config: Any,
-    rows: LoopRow,
-    body: Callable[[int, Any, LoopRow], tuple[Any, Any]],
-    h: Any,
-    *,
+    config: Any, rows: LoopRow, body: Callable[[int, Any, LoopRow], tuple[Any, Any]], h: Any, *,
     remat: bool = False,
-) -> tuple[Any, tuple[Any, ...]]:
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """Run body(loop, h, row) for every loop: by `lax.scan` if all are alike, otherwise unrolled.
 
     With `remat`, loops that differ are a scan over a `lax.switch`, because XLA for CPUs merges the

@@ -163,14 +163,10 @@ class AttentionLayer(MixingLayer):
             )
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"] | Separate,
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-        window: int | None = None,
-        positions: Int[Array, "batch time"] | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
+        self, x: Float[Array, "batch time width"] | Separate, *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: Any = None,
+        window: int | None = None, positions: Int[Array, "batch time"] | None = None,
+    ) -> tuple[Float[Array, "batch time width"], Any]:  # fmt: skip
         """Mix a sequence, after the tokens of a cache if one is given.
 
         `window` replaces the layer's own window, for models whose loops differ in windows, and

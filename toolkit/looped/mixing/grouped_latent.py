@@ -31,13 +31,10 @@ class PartedLayer(MixingLayer):
         raise NotImplementedError
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
+        self, x: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: Any = None,
         window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
+    ) -> tuple[Float[Array, "batch time width"], Any]:  # fmt: skip
         """Mix a sequence, after the tokens of a cache if one is given."""
         past: Any = {"segment_ids": segment_ids, "initial_state": cache}
         parts = self.parts()

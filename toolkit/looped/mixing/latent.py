@@ -230,13 +230,10 @@ class MLALayer(LatentLayer):
         return slice_latents(self.weights(), self.slices, shares=shares)
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
+        self, x: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: Any = None,
         window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
+    ) -> tuple[Float[Array, "batch time width"], Any]:  # fmt: skip
         """Mix a sequence, after the tokens of a cache if one is given."""
         past = {"segment_ids": segment_ids, "initial_state": cache}
         if self.slices > 1 and self.slices_prompt:

@@ -183,13 +183,10 @@ class RelativeWindowLayer(MixingLayer):
         return PooledCache(KVCache.empty(batch, shared, size, size, room, dtype), tails)
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"] | Separate,
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: PooledCache | None = None,
+        self, x: Float[Array, "batch time width"] | Separate, *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: PooledCache | None = None,
         window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], PooledCache | None]:
+    ) -> tuple[Float[Array, "batch time width"], PooledCache | None]:  # fmt: skip
         """Mix a sequence, after the tokens of a cache if one is given."""
         return self._mix(_separate(x), segment_ids, cache, is_step=False)
 

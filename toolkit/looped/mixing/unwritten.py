@@ -40,15 +40,9 @@ class UnwrittenCache:
         return self.cache.length
 
     def step(
-        self,
-        q_t: Array,
-        k_t: Array,
-        v_t: Array,
-        *,
-        sliding_window: int | None,
-        sinks: Array | None,
-        logits_soft_cap: float | None,
-    ) -> tuple[Array, NewToken]:
+        self, q_t: Array, k_t: Array, v_t: Array, *,
+        sliding_window: int | None, sinks: Array | None, logits_soft_cap: float | None,
+    ) -> tuple[Array, NewToken]:  # fmt: skip
         """`softmax_attention_step` of what the cache holds and of the token itself, merged."""
         cache, (batch, heads, size) = self.cache, q_t.shape
         q, scale = fixed_scale(q_t, None)

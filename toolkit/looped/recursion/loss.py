@@ -21,13 +21,9 @@ ROUTER_WEIGHTS = {"expert": 0.001, "token": 0.1}
 
 @checked
 def recursion_loss(
-    model: LoopedLM,
-    tokens: Int[Array, "batch time"],
-    targets: Int[Array, "batch time"],
-    *,
-    router_weight: float | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> Float[Array, ""]:
+    model: LoopedLM, tokens: Int[Array, "batch time"], targets: Int[Array, "batch time"], *,
+    router_weight: float | None = None, segment_ids: Int[Array, "batch time"] | None = None,
+) -> Float[Array, ""]:  # fmt: skip
     """Cross-entropy of a model whose tokens take different numbers of loops, and its router's loss.
 
         cross-entropy + router_weight * L

@@ -115,13 +115,9 @@ class Router(nnx.Module):
 
 
 def recursive_loop(
-    router: Router,
-    run: Callable[..., tuple[Array, Any]],
-    state: Recursing,
-    *,
-    segment_ids: Int[Array, "batch time"] | None,
-    caches: tuple[Any, ...] | None,
-) -> tuple[Recursing, tuple[Any, ...] | None]:
+    router: Router, run: Callable[..., tuple[Array, Any]], state: Recursing, *,
+    segment_ids: Int[Array, "batch time"] | None, caches: tuple[Any, ...] | None,
+) -> tuple[Recursing, tuple[Any, ...] | None]:  # fmt: skip
     """One loop over the tokens that take it; `run` is `run_blocks` on the loop's layers.
 
     With caches, documents other than a row's last are padding, and stay outside of all loops.

@@ -95,13 +95,9 @@ class _Names:
 
 
 def _explained(
-    collective: Collective,
-    site: Site,
-    trace: ProgramTrace,
-    names: _Names,
-    mesh: Mesh | None,
+    collective: Collective, site: Site, trace: ProgramTrace, names: _Names, mesh: Mesh | None,
     devices: int,
-) -> ExplainedCollective:
+) -> ExplainedCollective:  # fmt: skip
     instruction = site[-1][1]
     before, after = _change(collective.kind, instruction.attributes)
     place: Place = trace.place(instruction)

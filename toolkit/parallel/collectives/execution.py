@@ -17,13 +17,9 @@ AxisName = str | tuple[str, ...]
 
 @checked
 def all_gather(
-    x: Num[Array, "..."],
-    axis_name: AxisName,
-    program: Program,
-    *,
-    axis: int = 0,
-    tiled: bool = False,
-) -> Num[Array, "..."]:
+    x: Num[Array, "..."], axis_name: AxisName, program: Program, *,
+    axis: int = 0, tiled: bool = False,
+) -> Num[Array, "..."]:  # fmt: skip
     """Gather an array from all devices of a mesh axis, along the trees of a program.
 
     Args:
@@ -56,13 +52,9 @@ def all_gather(
 
 @checked
 def reduce_scatter(
-    x: Num[Array, "..."],
-    axis_name: AxisName,
-    program: Program,
-    *,
-    scatter_dimension: int = 0,
-    tiled: bool = False,
-) -> Num[Array, "..."]:
+    x: Num[Array, "..."], axis_name: AxisName, program: Program, *,
+    scatter_dimension: int = 0, tiled: bool = False,
+) -> Num[Array, "..."]:  # fmt: skip
     """Sum an array over all devices of a mesh axis and leave each device its part.
 
     Args:

@@ -50,16 +50,12 @@ def cuts_time() -> bool:
 
 
 def sequence_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
-    *,
-    sliding_window: int | None,
-    segment_ids: Int[Array, "batch time"] | None,
-    initial_state: Any,
-    sinks: Float[Array, "heads"] | None = None,
+    q: Float[Array, "batch time heads key"], k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"], *,
+    sliding_window: int | None, segment_ids: Int[Array, "batch time"] | None,
+    initial_state: Any, sinks: Float[Array, "heads"] | None = None,
     logits_soft_cap: float | None = None,
-) -> tuple[Float[Array, "batch time heads value"], Any]:
+) -> tuple[Float[Array, "batch time heads value"], Any]:  # fmt: skip
     """`softmax_attention`, across devices if the sequence is sharded."""
     how = {"sliding_window": sliding_window, "segment_ids": segment_ids}
     along = _along(initial_state)
@@ -93,13 +89,10 @@ def sequence_mixer(
 
 
 def sequence_look_back(
-    function: Callable[..., tuple[Array, Any]],
-    x: Float[Array, "batch time channels"],
-    *weights: Array | None,
-    reach: int,
-    segment_ids: Int[Array, "batch time"] | None,
+    function: Callable[..., tuple[Array, Any]], x: Float[Array, "batch time channels"],
+    *weights: Array | None, reach: int, segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
-) -> tuple[Float[Array, "batch time channels"], Any]:
+) -> tuple[Float[Array, "batch time channels"], Any]:  # fmt: skip
     """function(x, *weights), which looks `reach` tokens back, across devices if needed."""
     along = _along(initial_state)
     if along is None or not reach:
@@ -111,13 +104,10 @@ def sequence_look_back(
 
 
 def sequence_latents(
-    x: Float[Array, "batch time width"],
-    weights: LatentWeights,
-    config: LatentConfig,
-    *,
+    x: Float[Array, "batch time width"], weights: LatentWeights, config: LatentConfig, *,
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
-) -> tuple[Float[Array, "batch time width"], Any]:
+) -> tuple[Float[Array, "batch time width"], Any]:  # fmt: skip
     """`mla`, across devices if the sequence is sharded."""
     along = _along(initial_state)
     if along is None:

@@ -17,19 +17,13 @@ from toolkit.parallel.context.zigzag import from_zigzag, to_zigzag
 
 @checked
 def context_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
-    mesh: Mesh,
-    method: Literal["ring", "zigzag", "ulysses"] = "zigzag",
-    *,
-    axis: str = "context",
-    batch_axis: str | tuple[str, ...] | None = None,
-    is_causal: bool = True,
-    sliding_window: int | None = None,
-    scale: float | None = None,
+    q: Float[Array, "batch time heads key"], k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"], mesh: Mesh,
+    method: Literal["ring", "zigzag", "ulysses"] = "zigzag", *,
+    axis: str = "context", batch_axis: str | tuple[str, ...] | None = None, is_causal: bool = True,
+    sliding_window: int | None = None, scale: float | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
-) -> Float[Array, "batch time heads value"]:
+) -> Float[Array, "batch time heads value"]:  # fmt: skip
     """Softmax attention on whole arrays whose time dimension is sharded along a mesh axis.
 
         o_i = sum_j softmax_j(scale q_i . k_j) v_j

@@ -14,16 +14,11 @@ from toolkit.parallel.context.checks import check_cut, documents
 
 
 def look_back(
-    function: Callable[..., tuple[Array, Any]],
-    x: Float[Array, "batch time channels"],
-    weights: tuple[Array | None, ...],
-    reach: int,
-    mesh: Mesh,
-    *,
-    axis: str,
-    batch_axis: str | tuple[str, ...] | None,
+    function: Callable[..., tuple[Array, Any]], x: Float[Array, "batch time channels"],
+    weights: tuple[Array | None, ...], reach: int, mesh: Mesh, *,
+    axis: str, batch_axis: str | tuple[str, ...] | None,
     segment_ids: Int[Array, "batch time"] | None,
-) -> Float[Array, "batch time channels"]:
+) -> Float[Array, "batch time channels"]:  # fmt: skip
     """function(x, *weights), which looks `reach` tokens back: one permute of these each way, or
     more if a device has fewer."""
     check_cut(x.shape, mesh, axis, batch_axis)

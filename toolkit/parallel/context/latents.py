@@ -18,15 +18,11 @@ from toolkit.parallel.context.checks import check_cut, documents
 
 
 def context_latents(
-    x: Float[Array, "batch time width"],
-    weights: LatentWeights,
-    config: LatentConfig,
-    mesh: Mesh,
+    x: Float[Array, "batch time width"], weights: LatentWeights, config: LatentConfig, mesh: Mesh,
     *,
-    axis: str,
-    batch_axis: str | tuple[str, ...] | None,
+    axis: str, batch_axis: str | tuple[str, ...] | None,
     segment_ids: Int[Array, "batch time"] | None,
-) -> Float[Array, "batch time width"]:
+) -> Float[Array, "batch time width"]:  # fmt: skip
     """`mla` on whole arrays with time sharded along a mesh axis: an all-gather forward and a
     reduce-scatter backward of latent + rope numbers per token."""
     check_cut(x.shape, mesh, axis, batch_axis)

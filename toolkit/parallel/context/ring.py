@@ -35,17 +35,11 @@ from toolkit.parallel.context.checks import check_attention
 
 @checked
 def ring_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
-    axis: str,
-    *,
-    is_causal: bool = True,
-    is_zigzag: bool = False,
-    sliding_window: int | None = None,
-    scale: float | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> Float[Array, "batch time heads value"]:
+    q: Float[Array, "batch time heads key"], k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"], axis: str, *,
+    is_causal: bool = True, is_zigzag: bool = False, sliding_window: int | None = None,
+    scale: float | None = None, segment_ids: Int[Array, "batch time"] | None = None,
+) -> Float[Array, "batch time heads value"]:  # fmt: skip
     """Softmax attention over time sharded along a mesh axis; inside `jax.shard_map`.
 
         o_i = sum_j softmax_j(scale q_i . k_j) v_j        j over the keys of all devices

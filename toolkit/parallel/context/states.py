@@ -29,14 +29,10 @@ from toolkit.parallel.context.checks import check_cut, documents
 
 @checked
 def context_mixer(
-    name: str,
-    inputs: Sequence[Array],
-    mesh: Mesh,
-    *,
-    axis: str = "context",
-    batch_axis: str | tuple[str, ...] | None = None,
+    name: str, inputs: Sequence[Array], mesh: Mesh, *,
+    axis: str = "context", batch_axis: str | tuple[str, ...] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
-) -> Float[Array, "batch time heads value"]:
+) -> Float[Array, "batch time heads value"]:  # fmt: skip
     """A linear-time mixer on whole arrays whose time dimension is sharded along a mesh axis.
 
         S_d = A_(d-1) S_(d-1) + B_(d-1)          the state that device d starts from

@@ -16,16 +16,11 @@ from toolkit.parallel.context.checks import check_attention
 
 @checked
 def ulysses_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
-    axis: str,
-    *,
-    is_causal: bool = True,
-    sliding_window: int | None = None,
-    scale: float | None = None,
+    q: Float[Array, "batch time heads key"], k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"], axis: str, *,
+    is_causal: bool = True, sliding_window: int | None = None, scale: float | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
-) -> Float[Array, "batch time heads value"]:
+) -> Float[Array, "batch time heads value"]:  # fmt: skip
     """Softmax attention over time sharded along a mesh axis; inside `jax.shard_map`.
 
         o = all_to_all(softmax_attention(all_to_all(q), all_to_all(k), all_to_all(v)))

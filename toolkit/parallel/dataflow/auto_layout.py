@@ -39,16 +39,10 @@ _UPDATE_PASSES = 7
 
 @checked
 def auto_layout(
-    loss_fn: Callable,
-    params: Any,
-    batch: Any,
-    mesh: Mesh,
-    *,
-    batch_axis: str = "data",
-    axis: str = "model",
-    machine: Machine | None = None,
+    loss_fn: Callable, params: Any, batch: Any, mesh: Mesh, *,
+    batch_axis: str = "data", axis: str = "model", machine: Machine | None = None,
     memory: int | None = None,
-) -> Layout:
+) -> Layout:  # fmt: skip
     """Choose which dimension of each parameter to shard, by following the program.
 
     Args:
@@ -113,14 +107,9 @@ class Found(NamedTuple):
 
 
 def find_cuts(
-    loss_fn: Callable,
-    params: Any,
-    batch: Any,
-    sizes: dict[str, int],
-    batch_axis: str,
-    axis: str,
+    loss_fn: Callable, params: Any, batch: Any, sizes: dict[str, int], batch_axis: str, axis: str,
     machine: Machine,
-) -> Found:
+) -> Found:  # fmt: skip
     """The cuts of `auto_layout` on a mesh of these sizes."""
     rows = placements_of(params, lambda shape: (PartitionSpec(), ""))
     if fixed := [row for row in rows if not jnp.issubdtype(row.dtype, jnp.inexact)]:
@@ -151,15 +140,9 @@ class _Model:
     """Modelled seconds of a step as a function of its parameters' cuts."""
 
     def __init__(
-        self,
-        loss_fn: Callable,
-        params: Any,
-        batch: Any,
-        rows: tuple[Placement, ...],
-        sizes: dict[str, int],
-        batch_axis: str,
-        machine: Machine,
-    ) -> None:
+        self, loss_fn: Callable, params: Any, batch: Any, rows: tuple[Placement, ...],
+        sizes: dict[str, int], batch_axis: str, machine: Machine,
+    ) -> None:  # fmt: skip
         self._rows, self._machine = rows, machine
         self._sizes, self._factors = dict(sizes), list(range(len(sizes)))
         pieces = sizes[batch_axis]
@@ -295,14 +278,9 @@ def _add_while_better(
 
 
 def _reason(
-    position: int,
-    dimension: int,
-    loops: Loops,
-    rejected: dict[tuple[int, int], float],
-    rows: tuple[Placement, ...],
-    pieces: int,
-    axis: str,
-) -> str:
+    position: int, dimension: int, loops: Loops, rejected: dict[tuple[int, int], float],
+    rows: tuple[Placement, ...], pieces: int, axis: str,
+) -> str:  # fmt: skip
     if dimension != WHOLE:
         use = loops.uses.get((position, dimension))
         if use is None:

@@ -16,13 +16,10 @@ from toolkit.parallel.layout import Layout, Placement, placements_of
 
 @checked
 def logical_layout(
-    params: Any,
-    mesh: Mesh,
-    names: Mapping[str, Sequence[str | None]],
-    rules: Sequence[tuple[str, str | tuple[str, ...] | None]],
-    *,
+    params: Any, mesh: Mesh, names: Mapping[str, Sequence[str | None]],
+    rules: Sequence[tuple[str, str | tuple[str, ...] | None]], *,
     batch_axis: str = "data",
-) -> Layout:
+) -> Layout:  # fmt: skip
     """Shard parameters by the names of their dimensions, as flax's logical axis rules do.
 
     The first rule with the dimension's name, whose mesh axis that parameter does not use yet,

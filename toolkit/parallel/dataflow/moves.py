@@ -52,15 +52,9 @@ class Moves:
         forms.add(wanted)
 
     def _record(
-        self,
-        kind: str,
-        sent: float,
-        messages: int,
-        axis: int,
-        count: int,
-        value: Value,
+        self, kind: str, sent: float, messages: int, axis: int, count: int, value: Value,
         equation: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.flow.seconds_moving += count * self._time(sent, messages)
         sources = (source_of(value.made_by), source_of(equation))
         self.flow.moves.append(Move(kind, self.axes[axis], sent, count, sources))

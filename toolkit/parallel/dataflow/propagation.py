@@ -30,13 +30,9 @@ from toolkit.parallel.dataflow.rules import (
 
 
 def follow(
-    program: ClosedJaxpr,
-    cuts: Sequence[Cut],
-    mesh: dict[str, int],
-    *,
-    results: Sequence[Cut | None] | None = None,
-    machine: Machine | None = None,
-) -> Flow:
+    program: ClosedJaxpr, cuts: Sequence[Cut], mesh: dict[str, int], *,
+    results: Sequence[Cut | None] | None = None, machine: Machine | None = None,
+) -> Flow:  # fmt: skip
     """The communication of a program with its inputs cut as in `cuts` and its `results` as
     given."""
     machine = machine or Machine()
@@ -215,15 +211,9 @@ class _Walk(Moves):
                         values[atom].forms[axis] = {WHOLE}
 
     def _choose(
-        self,
-        equation: Any,
-        rule: Rule,
-        operands: list[Value],
-        results: list[list[int]],
-        axis: int,
-        work: float,
-        local: tuple[list[tuple[int, ...]], ...],
-    ) -> int | None:
+        self, equation: Any, rule: Rule, operands: list[Value], results: list[list[int]],
+        axis: int, work: float, local: tuple[list[tuple[int, ...]], ...],
+    ) -> int | None:  # fmt: skip
         """The letter to cut, PARTIAL to pass partial sums on, or None to compute everything
         everywhere."""
         forms = [value.forms[axis] for value in operands]

@@ -45,14 +45,9 @@ _ZERO = Kind("zero")  # which may be added to anything
 
 
 def check_is_mean(
-    loss_fn: Callable,
-    given: Sequence[Any],
-    batch: Any,
-    parts: int,
-    *,
-    remedy: str = "",
-    allows_mixed: bool = False,
-) -> None:
+    loss_fn: Callable, given: Sequence[Any], batch: Any, parts: int, *,
+    remedy: str = "", allows_mixed: bool = False,
+) -> None:  # fmt: skip
     """Check that the loss of a batch is the mean of the losses of so many parts of it.
 
     `loss_fn` is (*given, batch) -> loss, or a tuple that begins with it. `remedy` ends the message.
@@ -266,14 +261,9 @@ class _Pair:
         return tuple(at for at, (a, b) in enumerate(sizes) if a != b)
 
     def _loop(
-        self,
-        part: Jaxpr,
-        whole: Jaxpr,
-        given: list[Kind],
-        fixed: int,
-        carries: int,
+        self, part: Jaxpr, whole: Jaxpr, given: list[Kind], fixed: int, carries: int,
         is_over_rows: bool,
-    ) -> list[Kind]:
+    ) -> list[Kind]:  # fmt: skip
         first, carried, rest = (
             given[:fixed],
             given[fixed : fixed + carries],

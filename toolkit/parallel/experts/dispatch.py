@@ -38,17 +38,12 @@ class Dispatched(NamedTuple):
 
 @checked
 def sharded_route(
-    x: Float[Array, "*tokens width"],
-    kernel: Float[Array, "width experts"],
-    count: int,
-    mesh: Mesh,
-    *,
-    tokens: PartitionSpec,
-    bias: Float[Array, "experts"] | None = None,
+    x: Float[Array, "*tokens width"], kernel: Float[Array, "width experts"], count: int,
+    mesh: Mesh, *,
+    tokens: PartitionSpec, bias: Float[Array, "experts"] | None = None,
     choice_bias: Float[Array, "experts"] | None = None,
-    experts: Int[Array, "*tokens chosen"] | None = None,
-    **switches: Any,
-) -> Routing:
+    experts: Int[Array, "*tokens chosen"] | None = None, **switches: Any,
+) -> Routing:  # fmt: skip
     """`toolkit.experts.route` for sharded tokens, without communication.
 
     The compiler alone would gather the logits of all tokens before taking the largest.
@@ -95,24 +90,16 @@ def _routed(arrays, count: int, mesh: Mesh, tokens: PartitionSpec, switches: tup
 
 @checked
 def sharded_mixture(
-    x: Float[Array, "*tokens width"],
-    routing: Routing,
-    gate: Float[Array, "experts width hidden"] | None,
-    up: Float[Array, "experts width hidden"],
-    down: Float[Array, "experts hidden width"],
-    mesh: Mesh,
-    *,
-    axes: str | tuple[str, ...],
-    tokens: PartitionSpec,
-    hidden_axis: str | None = None,
+    x: Float[Array, "*tokens width"], routing: Routing,
+    gate: Float[Array, "experts width hidden"] | None, up: Float[Array, "experts width hidden"],
+    down: Float[Array, "experts hidden width"], mesh: Mesh, *,
+    axes: str | tuple[str, ...], tokens: PartitionSpec, hidden_axis: str | None = None,
     fsdp_axes: str | tuple[str, ...] = (),
     dispatch: Literal["all_to_all", "gather", "ragged"] = "all_to_all",
-    capacity: float | None = None,
-    gate_bias: Float[Array, "experts hidden"] | None = None,
+    capacity: float | None = None, gate_bias: Float[Array, "experts hidden"] | None = None,
     up_bias: Float[Array, "experts hidden"] | None = None,
-    down_bias: Float[Array, "experts width"] | None = None,
-    activation: Callable = silu_gate,
-) -> Dispatched:
+    down_bias: Float[Array, "experts width"] | None = None, activation: Callable = silu_gate,
+) -> Dispatched:  # fmt: skip
     """`toolkit.experts.mixture`, with experts sharded over a mesh.
 
         C = ceil(capacity t k / E)         slots of an expert for each of n devices with t tokens
@@ -186,15 +173,9 @@ def sharded_mixture(
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
 def _mixed(
-    x: Array,
-    routing: Routing,
-    weights: Weights,
-    mesh: Mesh,
-    tokens: PartitionSpec,
-    fsdp_axes: tuple[str, ...],
-    dispatch: str,
-    way: Way,
-) -> Dispatched:
+    x: Array, routing: Routing, weights: Weights, mesh: Mesh, tokens: PartitionSpec,
+    fsdp_axes: tuple[str, ...], dispatch: str, way: Way,
+) -> Dispatched:  # fmt: skip
     def on_each_device(x: Array, routing: Routing, weights: Weights) -> Dispatched:
         if fsdp_axes:
             weights = _gathered(weights, fsdp_axes)
@@ -253,14 +234,9 @@ def _gathered(weights: Weights, axes: tuple[str, ...]) -> Weights:
 
 
 def _check(
-    x: Array,
-    weights: Weights,
-    mesh: Mesh,
-    axes: tuple[str, ...],
-    tokens: PartitionSpec,
-    hidden_axis: str | None,
-    fsdp_axes: tuple[str, ...],
-) -> int:
+    x: Array, weights: Weights, mesh: Mesh, axes: tuple[str, ...], tokens: PartitionSpec,
+    hidden_axis: str | None, fsdp_axes: tuple[str, ...],
+) -> int:  # fmt: skip
     """Refuse axes that do not fit; returns the number of shards of the tokens."""
     check_auto_axes(mesh)
     of_tokens = [name for names in axes_of(tokens) for name in names]

@@ -64,18 +64,11 @@ def restored(
 
 @checked
 def relaid_mixture(
-    x: Float[Array, "*tokens width"],
-    routing: Routing,
-    gate: Float[Array, "experts width hidden"],
-    up: Float[Array, "experts width hidden"],
-    down: Float[Array, "experts hidden width"],
-    layout: ExpertLayout,
-    mesh: Mesh,
-    *,
-    axis: str,
-    capacity: float | None = None,
-    activation: Callable = silu_gate,
-) -> Dispatched:
+    x: Float[Array, "*tokens width"], routing: Routing, gate: Float[Array, "experts width hidden"],
+    up: Float[Array, "experts width hidden"], down: Float[Array, "experts hidden width"],
+    layout: ExpertLayout, mesh: Mesh, *,
+    axis: str, capacity: float | None = None, activation: Callable = silu_gate,
+) -> Dispatched:  # fmt: skip
     """`toolkit.experts.mixture` with experts restored according to a layout.
 
     Every device keeps a slice of the hidden size of every expert and restores the experts of its

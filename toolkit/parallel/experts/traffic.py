@@ -30,18 +30,11 @@ class Traffic(NamedTuple):
 
 @checked
 def dispatch_traffic(
-    tokens: Count,
-    width: Count,
-    experts: Count,
-    chosen: Count,
-    devices: Count,
-    *,
+    tokens: Count, width: Count, experts: Count, chosen: Count, devices: Count, *,
     dispatch: Literal["all_to_all", "gather", "ragged"] = "all_to_all",
-    capacity: float | None = None,
-    itemsize: int = 2,
-    hidden_devices: Count = 1,
+    capacity: float | None = None, itemsize: int = 2, hidden_devices: Count = 1,
     is_cut_inside: bool = False,
-) -> list[Traffic]:
+) -> list[Traffic]:  # fmt: skip
     """The collectives of one `sharded_mixture`, forward; its gradient runs their transposes.
 
         all-to-all      E C D b (n-1)/n, twice                C slots per expert and sender

@@ -114,13 +114,9 @@ def _effect(trial: Trial) -> str:
 
 @checked
 def blame(
-    function: Callable,
-    arguments: tuple,
-    *,
-    results: Any = None,
-    most_trials: int = 1,
-    most_changes: int = 4,
-) -> Blame:
+    function: Callable, arguments: tuple, *,
+    results: Any = None, most_trials: int = 1, most_changes: int = 4,
+) -> Blame:  # fmt: skip
     """Find avoidable collectives and try to remove each.
 
     A change affects the sharding of an argument (with its optimiser moments and corresponding

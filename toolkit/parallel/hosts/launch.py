@@ -33,14 +33,10 @@ _BLAME_SECONDS = 0.5
 
 @checked
 def launch(
-    command: Sequence[str],
-    *,
-    processes: int = 2,
-    devices: int | None = None,
-    restarts: int = 0,
-    fewest: int | None = None,
+    command: Sequence[str], *,
+    processes: int = 2, devices: int | None = None, restarts: int = 0, fewest: int | None = None,
     grace_seconds: float = 60.0,
-) -> int:
+) -> int:  # fmt: skip
     """Run a command as several processes of one jax job, and watch them.
 
     The environment of each process has what `join_processes` needs; `toolkit train` calls that. The

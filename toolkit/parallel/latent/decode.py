@@ -37,18 +37,12 @@ from toolkit.parallel.latent.schemes import Layout, Scheme, cache_specs, plan_of
 
 @checked
 def decode_step(
-    x_t: Float[Array, "batch width"],
-    sliced: LatentSlices,
-    cache: LatentCache,
-    config: LatentConfig,
-    *,
-    mesh: Mesh,
-    scheme: Scheme = "tpla",
-    layout: Layout = "plain",
-    norm: Norm = "exact",
+    x_t: Float[Array, "batch width"], sliced: LatentSlices, cache: LatentCache,
+    config: LatentConfig, *,
+    mesh: Mesh, scheme: Scheme = "tpla", layout: Layout = "plain", norm: Norm = "exact",
     softmax: Softmax = "sliced",
     implementation: Implementation | None = None,
-) -> tuple[Float[Array, "batch width"], LatentCache]:
+) -> tuple[Float[Array, "batch width"], LatentCache]:  # fmt: skip
     """Append one token to a sharded cache and attend to all tokens in it.
 
         y = sum over devices of sum_h O_h V_h,i sum_j softmax_j(s_i,hj) c_ij

@@ -24,13 +24,9 @@ Source = Literal["replicated", "batch", "sequence"]
 
 @checked
 def prefill(
-    x: Float[Array, "batch time width"],
-    weights: LatentWeights,
-    config: LatentConfig,
-    *,
-    mesh: Mesh,
-    capacity: int | None = None,
-) -> tuple[Float[Array, "batch time width"], LatentCache]:
+    x: Float[Array, "batch time width"], weights: LatentWeights, config: LatentConfig, *,
+    mesh: Mesh, capacity: int | None = None,
+) -> tuple[Float[Array, "batch time width"], LatentCache]:  # fmt: skip
     """Read a prompt exactly, with heads sharded over all devices.
 
         y = sum over devices of sum_{h of the device} O_h attention_h(x)
@@ -100,13 +96,9 @@ def _prefill(x, weights, *, config, mesh, capacity):
 
 @checked
 def hand_over(
-    cache: LatentCache,
-    sliced: LatentSlices,
-    mesh: Mesh,
-    *,
-    scheme: Scheme = "tpla",
-    source: Source = "replicated",
-) -> LatentCache:
+    cache: LatentCache, sliced: LatentSlices, mesh: Mesh, *,
+    scheme: Scheme = "tpla", source: Source = "replicated",
+) -> LatentCache:  # fmt: skip
     """Reshard the cache of a prompt for a scheme.
 
         "replicated"           every device keeps its features or tokens: no collective

@@ -43,13 +43,9 @@ class Partition:
 
 
 def partition(
-    function: Callable[..., Any],
-    weights: Sequence[Any],
-    x: Sequence[Any],
-    rest: Sequence[Any],
-    *,
+    function: Callable[..., Any], weights: Sequence[Any], x: Sequence[Any], rest: Sequence[Any], *,
     recompute: bool,
-) -> Partition:
+) -> Partition:  # fmt: skip
     """Cut a stage's passes into tasks.
 
     `function` maps (weights, x, rest) to y, all lists of arrays; y is like x, and `rest`, of any

@@ -275,14 +275,9 @@ class _Places:
 
 
 def _columns(
-    schedule: Schedule,
-    tied: tuple[int, ...],
-    kinds: tuple[int, ...],
-    stored: tuple[int, ...],
-    ticks: Mapping[Task, int],
-    channels: Iterable[tuple[tuple[int, int], ...]],
-    places: _Places,
-) -> dict[str, Any]:
+    schedule: Schedule, tied: tuple[int, ...], kinds: tuple[int, ...], stored: tuple[int, ...],
+    ticks: Mapping[Task, int], channels: Iterable[tuple[tuple[int, int], ...]], places: _Places,
+) -> dict[str, Any]:  # fmt: skip
     shape = (1 + max(ticks.values()), schedule.devices)
     names = ("microbatch", "stage", "row", "read", "kept", "split")
     columns: dict[str, Any] = {name: np.zeros(shape, np.int32) for name in ("code", *names)}

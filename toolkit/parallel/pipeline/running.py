@@ -77,20 +77,12 @@ class Pipeline:
 
     @checked
     def __init__(
-        self,
-        stage: Callable[..., Any] | Sequence[Callable[..., Any]],
-        *,
-        first: Callable[..., Any],
-        last: Callable[..., Any],
-        weights: Sequence[Tree],
-        schedule: Schedule,
-        mesh: Mesh,
-        axis: str = "stage",
-        data: Sequence[str] = (),
-        carried: Callable[..., Any] | None = None,
-        tied: Sequence[int] | None = None,
+        self, stage: Callable[..., Any] | Sequence[Callable[..., Any]], *,
+        first: Callable[..., Any], last: Callable[..., Any], weights: Sequence[Tree],
+        schedule: Schedule, mesh: Mesh, axis: str = "stage", data: Sequence[str] = (),
+        carried: Callable[..., Any] | None = None, tied: Sequence[int] | None = None,
         recompute: bool | Sequence[int] = False,
-    ):
+    ):  # fmt: skip
         self.first, self.last, self.carried = first, last, carried
         if (schedule.slices > 1) != (carried is not None):
             raise ValueError(

@@ -55,17 +55,10 @@ class Tasks:
     """
 
     def __init__(
-        self,
-        kinds: Sequence[Kind],
-        stores: Sequence[int],
-        rows: Rows,
-        first: Callable[..., Any],
-        last: Callable[..., Any],
-        weights: Tree,
-        shared: Tree,
-        data: Tree,
+        self, kinds: Sequence[Kind], stores: Sequence[int], rows: Rows, first: Callable[..., Any],
+        last: Callable[..., Any], weights: Tree, shared: Tree, data: Tree,
         carried: Callable[..., Any] | None = None,
-    ):
+    ):  # fmt: skip
         self.rows, self.first, self.last = rows, first, last
         self.x = jax.eval_shape(first, shared, data)
         self.leaves, self.tree = jax.tree.flatten(self.x)

@@ -24,16 +24,10 @@ SCHEMES = (*DATA_SCHEMES, "tensor", *CONTEXT_SCHEMES)
 
 @checked
 def layout(
-    model: Any,
-    mesh: Mesh,
-    scheme: str = "data",
-    *,
-    degrees: Mapping[str, int] | None = None,
-    min_elements: int = 1024,
-    head_size: int | None = None,
-    loss_fn: Callable | None = None,
-    batch: Any = None,
-) -> Layout:
+    model: Any, mesh: Mesh, scheme: str = "data", *,
+    degrees: Mapping[str, int] | None = None, min_elements: int = 1024,
+    head_size: int | None = None, loss_fn: Callable | None = None, batch: Any = None,
+) -> Layout:  # fmt: skip
     """A layout by the name of its scheme, such as "zero3" or "zero3+tensor".
 
         scheme          weights, gradients, moments   the batch        per layer and step
@@ -137,13 +131,9 @@ def layout(
 
 
 def _from_program(
-    loss_fn: Callable | None,
-    model: Any,
-    batch: Any,
-    mesh: Mesh,
-    data_axes: tuple[str, ...],
+    loss_fn: Callable | None, model: Any, batch: Any, mesh: Mesh, data_axes: tuple[str, ...],
     is_tensor: bool,
-) -> Found | None:
+) -> Found | None:  # fmt: skip
     """What the traced loss says of each parameter; None without a loss."""
     if (loss_fn is None) != (batch is None):
         raise ValueError("loss_fn and batch belong together: want both or neither")

@@ -111,15 +111,10 @@ class SequenceGroup:
 
 @checked
 def plan_sequence_groups(
-    lengths: Sequence[int],
-    *,
-    devices: int,
-    capacity: int | None = None,
-    costs: SequenceCosts | None = None,
-    degrees: Sequence[int] | None = None,
-    buckets: int | None = None,
-    seconds: float = 10.0,
-) -> list[SequenceGroup]:
+    lengths: Sequence[int], *,
+    devices: int, capacity: int | None = None, costs: SequenceCosts | None = None,
+    degrees: Sequence[int] | None = None, buckets: int | None = None, seconds: float = 10.0,
+) -> list[SequenceGroup]:  # fmt: skip
     """Divide devices into groups and assign sequences, minimising the time of the slowest group.
 
         minimise M  over  A[k, p] in {0, 1}: sequence k in group p,   m[p] in {0, 1}: p is there
@@ -190,14 +185,10 @@ def plan_sequence_groups(
 
 @checked
 def plan_micro_batches(
-    lengths: Sequence[int],
-    *,
-    devices: int,
-    capacity: int | None = None,
-    costs: SequenceCosts | None = None,
-    buckets: int | None = None,
-    seconds: float = 10.0,
-) -> list[list[SequenceGroup]]:
+    lengths: Sequence[int], *,
+    devices: int, capacity: int | None = None, costs: SequenceCosts | None = None,
+    buckets: int | None = None, seconds: float = 10.0,
+) -> list[list[SequenceGroup]]:  # fmt: skip
     """Divide a step's sequences into the fewest micro-batches that fit, and plan the groups of
     each.
 
@@ -246,14 +237,9 @@ class _DoesNotFitError(ValueError):
 
 
 def _solve(
-    ends: list[int],
-    numbers: list[int],
-    slots: list[int],
-    devices: int,
-    capacity: int,
-    costs: SequenceCosts,
-    seconds: float,
-) -> np.ndarray | None:
+    ends: list[int], numbers: list[int], slots: list[int], devices: int, capacity: int,
+    costs: SequenceCosts, seconds: float,
+) -> np.ndarray | None:  # fmt: skip
     """Sequences of each class in each slot; None if they cannot be placed."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -317,13 +303,9 @@ def _degrees(devices: int, costs: SequenceCosts) -> list[int]:
 
 
 def _check(
-    lengths: Sequence[int],
-    devices: int,
-    capacity: int,
-    degrees: Sequence[int],
-    costs: SequenceCosts,
-    seconds: float,
-) -> None:
+    lengths: Sequence[int], devices: int, capacity: int, degrees: Sequence[int],
+    costs: SequenceCosts, seconds: float,
+) -> None:  # fmt: skip
     check_lengths(lengths)
     if not 1 <= devices <= MOST_DEVICES or math.log2(devices) % 1:
         raise ValueError(f"devices: got {devices}, wanted a power of two up to {MOST_DEVICES}")

@@ -63,13 +63,9 @@ class Repetend:
 
 @checked
 def find_repetend(
-    shape: Shape,
-    memory: int,
-    *,
-    copies: int = 1,
-    most_periods: int | None = None,
-    seconds: float = 10.0,
-) -> Repetend | None:
+    shape: Shape, memory: int, *,
+    copies: int = 1, most_periods: int | None = None, seconds: float = 10.0,
+) -> Repetend | None:  # fmt: skip
     """The shortest steady state of a shape, and of those one in which blocks start early.
 
         s_i = T k_i + o_i,  0 <= o_i < T,  k_i >= 0         for each block i of one microbatch

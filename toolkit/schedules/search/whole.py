@@ -95,13 +95,9 @@ def _rows(shape: Shape, starts: Starts) -> list[list[tuple[int, int, int]]]:
 
 @checked
 def search_schedule(
-    shape: Shape,
-    microbatches: int,
-    memory: int,
-    *,
-    known: Sequence[Schedule] = (),
-    seconds: float = 10.0,
-) -> Found:
+    shape: Shape, microbatches: int, memory: int, *,
+    known: Sequence[Schedule] = (), seconds: float = 10.0,
+) -> Found:  # fmt: skip
     """The best schedule of a shape that is found, with a bound beside it.
 
     Candidates are the steady state of `find_repetend`, unrolled and tightened; the handcrafted

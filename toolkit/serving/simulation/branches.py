@@ -91,14 +91,9 @@ def spread_samples(laws: Sequence[Any], wanted: int, budget: int) -> list[int]:
 
 
 def prune(
-    scores: Callable[[int, int], float],
-    lengths: Sequence[int],
-    wanted: int,
-    *,
-    every: int,
-    bar: float,
-    most: int,
-) -> tuple[int, int, list[int]]:
+    scores: Callable[[int, int], float], lengths: Sequence[int], wanted: int, *,
+    every: int, bar: float, most: int,
+) -> tuple[int, int, list[int]]:  # fmt: skip
     """Branches of which the worst are given up early: tokens, latency and those that ended.
 
     Every `every` steps branches with a score below `bar` stop, at most `most` of all, until

@@ -53,15 +53,9 @@ def tokens_by_least(acceptance: float, drafts: int, batch: int) -> float:
 
 @checked
 def pooled_rounds(
-    prompts: Sequence[int],
-    length: int,
-    *,
-    acceptance: float,
-    drafts: int,
-    batch: int,
-    window: int,
-    seed: int = 0,
-) -> PooledRounds:
+    prompts: Sequence[int], length: int, *,
+    acceptance: float, drafts: int, batch: int, window: int, seed: int = 0,
+) -> PooledRounds:  # fmt: skip
     """Serve rows from a sliding window of a pool, those of equal length together (simulated).
 
     The first length that `batch` rows of the window share is served; if none is, the window's first

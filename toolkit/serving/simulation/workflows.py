@@ -97,14 +97,9 @@ Score = Callable[[tuple[int, int], int], Hashable]
 
 @checked
 def hit_rate(
-    calls: Sequence[AgentCall],
-    slots: int,
-    policy: str,
-    chain: np.ndarray | None = None,
-    *,
-    horizon: int = 3,
-    decay: float = 0.7,
-) -> float:
+    calls: Sequence[AgentCall], slots: int, policy: str, chain: np.ndarray | None = None, *,
+    horizon: int = 3, decay: float = 0.7,
+) -> float:  # fmt: skip
     """The share of calls whose prefix is in a cache of some slots.
 
         score(f, a) = sum_h=1..horizon decay^h (Q^h)[state of f, a],   0 once f has ended

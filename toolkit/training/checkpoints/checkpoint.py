@@ -278,13 +278,9 @@ class Checkpoints:
         return record
 
     def _read_state(
-        self,
-        step: int,
-        template: State,
-        saved: dict[str, int],
-        other: dict[str, Any],
+        self, step: int, template: State, saved: dict[str, int], other: dict[str, Any],
         resize: Callable[[Any], Any] | None,
-    ) -> State:
+    ) -> State:  # fmt: skip
         import orbax.checkpoint as ocp
 
         named = named_leaves(template) | other

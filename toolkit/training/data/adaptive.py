@@ -130,13 +130,10 @@ def doremi_weights(
 
 @checked
 def odm_weights(
-    rewards: Float[np.ndarray, "sources"],
-    weights: Float[np.ndarray, "sources"],
-    losses: Float[np.ndarray, "sources"],
-    updates: int,
-    *,
+    rewards: Float[np.ndarray, "sources"], weights: Float[np.ndarray, "sources"],
+    losses: Float[np.ndarray, "sources"], updates: int, *,
     memory: float = 0.9,
-) -> tuple[Float[np.ndarray, "sources"], Float[np.ndarray, "sources"]]:
+) -> tuple[Float[np.ndarray, "sources"], Float[np.ndarray, "sources"]]:  # fmt: skip
     """The next weights of sources by online data mixing, a bandit that seeks high losses.
 
         R_j <- memory R_j + (1 - memory) loss_j / w_j,   eps_t = min(1 / K, sqrt(ln K / (K t)))
@@ -183,14 +180,10 @@ def odm_weights(
 
 @checked
 def select_by_loss(
-    losses: Float[np.ndarray, "records"],
-    count: int,
-    *,
-    favour: Literal["low", "medium", "high"] = "medium",
-    factor: float = 5.0,
-    quantiles: tuple[float, float] = (0.33, 0.66),
-    seed: int = 0,
-) -> list[int]:
+    losses: Float[np.ndarray, "records"], count: int, *,
+    favour: Literal["low", "medium", "high"] = "medium", factor: float = 5.0,
+    quantiles: tuple[float, float] = (0.33, 0.66), seed: int = 0,
+) -> list[int]:  # fmt: skip
     """Draw records without replacement, those in one range of losses more often.
 
     Args:

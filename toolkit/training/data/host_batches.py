@@ -110,14 +110,10 @@ class HostBatches:
 
 @checked
 def token_batches(
-    tokens: np.ndarray,
-    *,
-    seed: int,
-    batch: int,
-    time: int,
-    sharding: NamedSharding | None = None,
+    tokens: np.ndarray, *,
+    seed: int, batch: int, time: int, sharding: NamedSharding | None = None,
     vocabulary: int | None = None,
-) -> HostBatches:
+) -> HostBatches:  # fmt: skip
     """Windows of a token array, possibly on disk (`np.load(path, mmap_mode="r")`).
 
         start = hash(seed, step, row) mod (size - time)
@@ -180,13 +176,9 @@ def window(
 
 @checked
 def record_batches(
-    source: Any,
-    *,
-    seed: int,
-    batch: int,
-    sharding: NamedSharding | None = None,
-    is_shuffled: bool = True,
-) -> HostBatches:
+    source: Any, *,
+    seed: int, batch: int, sharding: NamedSharding | None = None, is_shuffled: bool = True,
+) -> HostBatches:  # fmt: skip
     """Records of any random-access source: a list, an array, a `grain` source or MapDataset.
 
         number = step * batch + row;   record = source[permutation_{seed, epoch}(number mod size)]

@@ -37,17 +37,10 @@ class LowRank(nnx.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        rank: int,
-        outputs: int,
-        *,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-        use_bias: bool = False,
-        down_std: float | None = None,
+        self, inputs: int, rank: int, outputs: int, *,
+        dtype: jnp.dtype, rngs: nnx.Rngs, use_bias: bool = False, down_std: float | None = None,
         activation: Callable[[Array], Array] | None = None,
-    ):
+    ):  # fmt: skip
         std = inputs**-0.5 if down_std is None else down_std
         self.down = linear(inputs, rank, dtype, rngs, std=std)
         self.up = linear(rank, outputs, dtype, rngs, std=rank**-0.5)

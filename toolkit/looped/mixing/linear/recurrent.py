@@ -194,13 +194,10 @@ class RecurrentLayer(MixingLayer):
         return self.output(out.reshape(*x.shape[:-1], -1))
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: RecurrentCache | None = None,
+        self, x: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: RecurrentCache | None = None,
         **shared: Array,
-    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
+    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:  # fmt: skip
         """Mix a sequence; with a cache it continues from the cache's state."""
         inputs, tail, aside = self.project(x, cache, segment_ids, **shared)
         start = None if cache is None else cache.state

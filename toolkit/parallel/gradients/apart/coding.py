@@ -130,14 +130,10 @@ def decoding_weights(code: np.ndarray, answered: Sequence[int]) -> np.ndarray:
 
 @checked
 def coded_load(
-    workers: int,
-    *,
-    stragglers: int | None = None,
-    burst: int = 1,
-    window: int = 1,
-    tolerated: int = 0,
+    workers: int, *,
+    stragglers: int | None = None, burst: int = 1, window: int = 1, tolerated: int = 0,
     is_multiplexed: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """The share of all parts that a worker computes per round (modelled).
 
         within a round                   (s + 1) / n

@@ -16,14 +16,9 @@ from toolkit.parallel.dataflow.reductions import check_is_mean
 
 @checked
 def zeroth_order_step(
-    loss_fn: Callable[[Any, Any], Float[Array, ""]],
-    mesh: Mesh,
-    *,
-    rate: float = 1e-3,
-    epsilon: float = 1e-3,
-    axis: str = "data",
-    seed: int = 0,
-) -> Callable:
+    loss_fn: Callable[[Any, Any], Float[Array, ""]], mesh: Mesh, *,
+    rate: float = 1e-3, epsilon: float = 1e-3, axis: str = "data", seed: int = 0,
+) -> Callable:  # fmt: skip
     """Make a step that needs two forward passes, no gradient, and one number from each replica.
 
         z = normal(key, step)                                   the same on all replicas

@@ -25,13 +25,9 @@ class Messages:
     """
 
     def __init__(
-        self,
-        compressor: Compressor,
-        feedback: Feedback | None,
-        key: Array,
-        device: Array | int,
+        self, compressor: Compressor, feedback: Feedback | None, key: Array, device: Array | int,
         memories: Sequence[Memory] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.compressor = compressor
         self.kept: list[Memory] = []
         self._feedback, self._memories = feedback, memories

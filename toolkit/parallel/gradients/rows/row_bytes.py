@@ -28,17 +28,10 @@ def independent(density: float) -> Union:
 
 @checked
 def row_bytes(
-    scheme: str,
-    devices: int,
-    rows: int,
-    width: int,
-    density: float,
-    *,
-    union: Callable[[int], float] | None = None,
-    push_skew: float = 1.0,
-    pull_skew: float = 1.0,
+    scheme: str, devices: int, rows: int, width: int, density: float, *,
+    union: Callable[[int], float] | None = None, push_skew: float = 1.0, pull_skew: float = 1.0,
     block: int = 8,
-) -> float:
+) -> float:  # fmt: skip
     """Bytes that a device sends to add sparse rows of float32, by a scheme of the taxonomy.
 
     Args:

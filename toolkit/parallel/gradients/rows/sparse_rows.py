@@ -92,14 +92,10 @@ def row_capacity(touched: int, devices: int) -> int:
 
 @checked
 def exchange_rows(
-    ids: Int[Array, "tokens"],
-    values: Float[Array, "tokens width"],
-    owners: RowOwners,
-    axis: str,
+    ids: Int[Array, "tokens"], values: Float[Array, "tokens width"], owners: RowOwners, axis: str,
     *,
-    push: int,
-    pull: int,
-) -> tuple[Float[Array, "rows width"], RowReport]:
+    push: int, pull: int,
+) -> tuple[Float[Array, "rows width"], RowReport]:  # fmt: skip
     """Sum the rows of all replicas along a mesh axis, inside `jax.shard_map`.
 
         out[v] = sum over devices and tokens t with ids[t] = v of values[t]

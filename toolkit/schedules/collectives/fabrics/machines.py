@@ -83,13 +83,9 @@ def mi250(boxes: int = 1, dies: int = 16, rate: int = 50, network_rate: int = 16
 
 @checked
 def gpu_boxes(
-    boxes: int,
-    gpus: int,
-    rate: int | float | str,
-    network_rate: int | float | str,
-    rails: int = 1,
-    seconds: float = 2e-6,
-) -> Topology:
+    boxes: int, gpus: int, rate: int | float | str, network_rate: int | float | str,
+    rails: int = 1, seconds: float = 2e-6,
+) -> Topology:  # fmt: skip
     """Boxes whose GPUs meet at one switch, such as NVSwitch, and whose cards meet at others.
 
     Args:

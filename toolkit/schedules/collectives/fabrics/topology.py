@@ -180,13 +180,9 @@ def check_links(links: int, **sizes: int) -> None:
 
 
 def from_cables(
-    name: str,
-    compute: int | Sequence[str],
-    cables: Iterable[Cable],
-    switches: Sequence[str] = (),
-    symmetries: Iterable[Sequence[int]] = (),
-    seconds: float = 1e-6,
-) -> Topology:
+    name: str, compute: int | Sequence[str], cables: Iterable[Cable], switches: Sequence[str] = (),
+    symmetries: Iterable[Sequence[int]] = (), seconds: float = 1e-6,
+) -> Topology:  # fmt: skip
     """A network of full-duplex cables (a, b, rate); parallel ones add up."""
     names = [str(node) for node in range(compute)] if isinstance(compute, int) else list(compute)
     links: dict[tuple[int, int], Fraction] = {}
