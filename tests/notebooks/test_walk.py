@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("anywidget")
 
 from lesson_walk import walked
+from yardstick import slowness
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "tutorials").glob("*.ipynb"))
@@ -38,6 +39,12 @@ def test_is_taught_through_by_its_own_text(path: Path, tmp_path, monkeypatch) ->
     assert not run.complaints
     assert run.processor_seconds < MAX_PROCESSOR_SECONDS
     assert 0 < run.peak_memory_bytes < MAX_MEMORY_BYTES
+    # What the lesson says it needs, on two quiet cores and with nothing compiled before.
+    needs = re.search(r"Runs in about (\d+) seconds and ([\d.]+) GB", path.read_text())
+    assert needs
+    assert run.processor_seconds < 2 * float(needs[1]) * max(1, slowness())
+    assert float(needs[1]) < 3 * run.seconds + 10
+    assert run.peak_memory_bytes < 1e9 * (float(needs[2]) + 0.05)
 
 
 @every_lesson

@@ -41,9 +41,9 @@ def walked(path: Path) -> nbformat.NotebookNode:
     lesson = re.sub(r"^\d+_", "", path.stem)
     outline = load_outline(lesson)
     notebook = nbformat.read(path, as_version=4)
-    left = {one.name for one in outline.questions} | set(
-        importlib.import_module(f"lesson_answers.{lesson}").ANSWERS
-    )
+    answers = importlib.import_module(f"lesson_answers.{lesson}").ANSWERS
+    left = {("predict", each.name) for each in outline.questions}
+    left |= {("check", name) for name in answers}
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
@@ -54,12 +54,12 @@ def walked(path: Path) -> nbformat.NotebookNode:
             enter = GUESS.format(guess=guess_at(question), is_choice=bool(question.options))
             cell.source = cell.source.replace("lesson.predict(", "asked = lesson.predict(")
             cell.source += "\n" + enter
-            left.remove(asked[1])
+            left.remove(("predict", asked[1]))
         if checked := re.search(r'^lesson\.check\("(\w+)"', cell.source, re.MULTILINE):
             # Their own cell stays as it is: a learner runs the empty stub too.
             cells.append(new_code_cell(EXERCISE.format(lesson=lesson, exercise=checked[1])))
-            left.remove(checked[1])
-    assert not left, f"{path.name} asks for no {', '.join(sorted(left))}"
+            left.remove(("check", checked[1]))
+    assert not left, f"{path.name} asks for no {sorted(left)}"
     notebook.cells = [*cells, new_code_cell(END)]
     return notebook
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -387,7 +388,16 @@ def test_a_lesson_has_a_page_for_those_who_teach_it(name):
         assert f"| `{exercise.name}` | {exercise.minutes} | {exercise.task} |" in text
     for heading in ("Timing", "Pitfalls", "To discuss", "Where the answers are"):
         assert f"\n## {heading}\n" in text
-    assert (ROOT / "tutorials" / f"{page.stem}.ipynb").exists()
+    # The minutes of the parts are those that the lesson says.
+    lesson = (ROOT / "tutorials" / f"{page.stem}.ipynb").read_text()
+    minutes = re.search(r"(\d+) minutes to work through(?:, and (\d+) for a second hour)?", lesson)
+    assert minutes
+    timing = " ".join(text.split("## Timing\n")[1].split("<!--")[0].split())
+    first, _, second = timing.partition(";")
+    times = len(outline.exercises) if "for each exercise" in first else 1
+    *parts, last = map(int, re.findall(r"\b\d+\b", first))
+    assert sum(parts) + times * last == int(minutes[1]) <= 60
+    assert re.findall(r"\d+", second) == [extra for extra in minutes.groups()[1:] if extra]
     assert (ROOT / f"tests/support/lesson_answers/{name}.py").exists()
     assert f"tests/support/lesson_answers/{name}.py)" in text
 

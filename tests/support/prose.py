@@ -1,0 +1,195 @@
+"""Sentences that claim something, and the marks that tie them to what holds them.
+
+A claim is a sentence with a number, a comparative, "never" or "always". Questions and instructions
+claim nothing; a list of sources is its own citation. Readers do not see a mark. It follows the
+sentences of its paragraph that it ties, in Markdown as an HTML comment:
+
+    <!-- tied: tests/lab/lessons/test_sentences.py::test_name -->   a test
+    <!-- tied: exercise merge -->    the lesson's exercise or question, judged in its own tests
+    <!-- holds: 2 * 64 * 8 * 4096**2 == approx(17e9, rel=0.02) -->  an assertion, evaluated
+    <!-- cited: Dao et al. 2022 -->  a source that the page names
+
+In Python a comment inside the function ties all its sentences: `# tied: ...`. An assertion must
+hold every number of its sentences that stands outside formulas and code.
+"""
+
+import ast
+import hashlib
+import io
+import json
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = ROOT / "tests/untied.txt"
+WRITTEN = (
+    "tutorials/*.ipynb", "notebooks/*.ipynb", "README.md", "CONTRIBUTING.md", "docs/*.md",
+    "docs/teaching/*.md",
+)  # fmt: skip
+MADE = {"docs/changelog.md", "docs/contributing.md", "docs/mixers.md"}  # copies, and from data
+NUMBERS = "two three four five six seven eight nine ten eleven twelve hundred thousand million"
+COMPARED = (
+    "than more less fewer fewest most least better best worse worst faster fastest slower slowest "
+    "smaller smallest larger largest bigger biggest longer longest shorter shortest higher highest "
+    "lower lowest cheaper cheapest earlier later greater greatest quicker sooner never always "
+    "twice half halves double doubles doubled quarter"
+)
+CLAIM = re.compile(rf"\d|\b({'|'.join((NUMBERS + ' ' + COMPARED).split())})\b", re.I)
+EQUATION = re.compile(r"\$[^$]*(=|approx)\s*\d[^$]*\$")
+# A sentence that begins so tells a reader what to do.
+INSTRUCTION = re.compile(
+    r"(\*\*)?(Add|Ask|Begin|Call|Change|Check|Choose|Click|Compare|Count|Cut|Drag|Draw|Enter|Find|"
+    r"Give|Guess|Hide|Hold|Keep|Let|Look|Make|Measure|Move|Name|Open|Play|Predict|Press|Print|Put|"
+    r"Read|Reduce|Run|Save|Say|Set|Show|Start|Switch|Take|Target|Then|Try|Turn|Type|Use|Write)\b"
+)
+SOURCES = re.compile(r"\*?(Sources?|Papers?|Further reading)\b")
+MARK = re.compile(r"<!-- (tied|holds|cited): (.*?) -->", re.S)
+COMMENT = re.compile(r"# (tied|holds|cited): (.*)")
+
+
+@dataclass
+class Claims:
+    """Sentences that stand or fall together, and their marks."""
+
+    page: str
+    sentences: list[str] = field(default_factory=list)
+    marks: list[tuple[str, str]] = field(default_factory=list)
+
+
+def bare(sentence: str) -> str:
+    """A sentence without code, formulas, addresses and names that hold digits."""
+    sentence = re.sub(r"``?[^`]*``?|\$+[^$]*\$+|\]\([^)]*\)|https?://\S+", " ", sentence)
+    return re.sub(r"\b(lessons?|section|issue|L) ?\d+|\b[A-Za-z_/-]+\d[\w./-]*", " ", sentence)
+
+
+def claims(sentence: str) -> bool:
+    """Whether a sentence claims something that could be wrong."""
+    words = bare(sentence).strip(" *")
+    is_claim = CLAIM.search(words) or EQUATION.search(sentence)
+    return bool(is_claim and not words.endswith("?") and not INSTRUCTION.match(words))
+
+
+def split(paragraph: str) -> list[str]:
+    """The sentences of a paragraph."""
+    return re.split(r"(?<=[.?!])[*)\"]*\s+(?=[A-Z*`$\[(])", " ".join(paragraph.split()))
+
+
+def markdown_of(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+def in_markdown(path: Path, page: str) -> Iterator[Claims]:
+    """The claims of a page or notebook; code, headings, tables and what a command wrote are not."""
+    text = markdown_of(path)
+    text = re.sub(r"<!-- python .*?<!-- end -->", "", text, flags=re.S)
+    text = re.sub(r"(```|~~~).*?\1|^(    |\||#).*?$|^---\n.*?\n---\n", "", text, flags=re.S | re.M)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )", text):
+        paragraph = re.sub(r"^\s*\d+\. ", "", paragraph)
+        if SOURCES.match(paragraph.strip("*- \n")):
+            continue
+        group = Claims(page)
+        at = 0
+        for mark in MARK.finditer(paragraph):
+            if mark.start() > at and paragraph[at : mark.start()].strip() and group.marks:
+                yield group
+                group = Claims(page)
+            group.sentences += filter(claims, split(paragraph[at : mark.start()]))
+            group.marks.append((mark[1], " ".join(mark[2].split())))
+            at = mark.end()
+        if paragraph[at:].strip() and group.marks:
+            yield group
+            group = Claims(page)
+        group.sentences += filter(claims, split(paragraph[at:]))
+        yield group
+
+
+def in_captions(path: Path, page: str) -> Iterator[Claims]:
+    """The claims of a panel's captions. What a placeholder fills in comes from the panel's data."""
+    source = path.read_text(encoding="utf-8")
+    comments = [
+        (token.start[0], *found.groups())
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT and (found := COMMENT.match(token.string))
+    ]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name == "sentence":
+            last = node.end_lineno or node.lineno
+            found = [mark for line, *mark in comments if node.lineno <= line <= last]
+            group = Claims(page, marks=[(kind, words) for kind, words in found])
+            for text in texts(node):
+                whole = (one for one in split(text) if len(one.split()) > 3)
+                group.sentences += [one for one in whole if claims(one) and not filled(one)]
+            yield group
+
+
+def filled(sentence: str) -> bool:
+    """Whether data decide a sentence: it has a placeholder, and no number beside it."""
+    return "{}" in sentence and not re.search(r"\d|\b(never|always)\b", bare(sentence))
+
+
+def texts(function: ast.FunctionDef) -> Iterator[str]:
+    """The texts in a function, placeholders as {}; its docstring is none."""
+    inside: set[ast.AST] = {function.body[0]} if ast.get_docstring(function) else set()
+    for node in ast.walk(function):
+        if node in inside:
+            inside |= {*ast.iter_child_nodes(node)}
+        elif isinstance(node, ast.JoinedStr):
+            inside |= {*ast.iter_child_nodes(node)}
+            parts = (p.value if isinstance(p, ast.Constant) else "{}" for p in node.values)
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def without_numbers(group: Claims) -> set[str]:
+    """Numbers of the sentences that no assertion of theirs holds."""
+    expressions = " ".join(words for kind, words in group.marks if kind == "holds")
+    there = {float(n) for n in re.findall(r"\d+(?:\.\d+)?", expressions.replace("_", ""))}
+    found = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", bare(" ".join(group.sentences)))
+    return {n for n in found if float(n.rstrip(",").replace(",", "")) not in there}
+
+
+def found() -> list[Claims]:
+    pages = [path for pattern in WRITTEN for path in sorted(ROOT.glob(pattern))]
+    named = [(path, str(path.relative_to(ROOT))) for path in pages]
+    groups = [one for path, name in named if name not in MADE for one in in_markdown(path, name)]
+    for path in sorted(ROOT.glob("toolkit/lab/*/*.py")):
+        groups += in_captions(path, str(path.relative_to(ROOT)))
+    return groups
+
+
+def key(sentence: str) -> str:
+    return hashlib.sha256(sentence.encode()).hexdigest()[:8]
+
+
+def untied(claims: list[Claims]) -> dict[str, dict[str, str]]:
+    """Page -> key -> sentence, of those without a mark."""
+    pages: dict[str, dict[str, str]] = {}
+    for group in claims:
+        if not group.marks:
+            for sentence in group.sentences:
+                pages.setdefault(group.page, {})[key(sentence)] = sentence
+    return pages
+
+
+def listed() -> dict[str, set[str]]:
+    lines = LIST.read_text(encoding="utf-8").splitlines()
+    return {page: {*keys} for page, *keys in map(str.split, lines)}
+
+
+if __name__ == "__main__":
+    old, now = listed() if LIST.exists() else None, untied(found())
+    kept = {
+        page: sorted(k for k in now[page] if old is None or k in old.get(page, ()))
+        for page in sorted(now)
+    }
+    lines = [" ".join((page, *keys)) for page, keys in kept.items() if keys]
+    LIST.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(sum(map(len, kept.values())), "sentences are untied")
