@@ -72,7 +72,6 @@ def test_what_the_page_of_results_says_is_left_to_run():
     hours = 25 * results.paired("seconds", both).mean(1).sum() / 3600
     assert hours == pytest.approx(3.6, abs=0.05)
     assert load_experiment("transfer").minutes == 50 * 60
-    assert load_experiment("convert").minutes == 20
 
 
 def test_what_a_docstring_says_of_tails_is_in_the_record():
