@@ -116,6 +116,33 @@ def test_a_scene_is_played_moved_and_read_by_keyboard(browser: Any) -> None:
     assert not errors
 
 
+def test_a_heading_wider_than_its_cells_goes_on_below(browser: Any) -> None:
+    name = "Each word a row: what it read of all that was there"
+    grid = Grid(name, (0.5, 0, 0.4, 1), [""] * 3, [""] * 3, [0.0], np.ones((1, 3, 3)))
+    scene = dataclasses.replace(TWO, grids=(grid,), tall=0.3)
+    page, drawn = browser.new_page(viewport={"width": 960, "height": 700}), {}
+    page.evaluate("""() => {
+        const before = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+            (window.drawn ??= []).push([text, Math.round(y), this.measureText(text).width]);
+            before.call(this, text, x, y);
+        };
+    }""")
+    for width in (900, 384):
+        values = {"scene": scene.as_json(), "time": 0.0, "selected": -1, "movable": False}
+        script = SHOW.replace("900px", f"{width}px").replace(
+            "const began", "window.drawn = []; const began"
+        )
+        page.evaluate(script, [SOURCE.read_text(), "", values])
+        found = [row for row in page.evaluate("window.drawn") if row[0] and row[0] in name]
+        drawn[width] = [text for text, *_ in sorted(found, key=lambda row: row[1])]
+        assert all(wide <= 0.4 * (width - 16) for _, _, wide in found)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / "player-narrow.png")
+    assert [" ".join(dict.fromkeys(lines)) for lines in drawn.values()] == [name] * 2
+    assert len(set(drawn[384])) > len(set(drawn[900]))
+
+
 def test_cells_change_notes_follow_and_the_clock_goes_through_the_plots_below(browser: Any) -> None:
     values = np.array([[[1.0, -0.5, np.inf]], [[np.nan, 0.25, 1.0]]])
     grid = Grid("Words", (0, 0, 1, 1), [""], [""] * 3, [0.0, 2.0], values, ["cat", "sat", "mat"])

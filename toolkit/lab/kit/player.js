@@ -54,6 +54,7 @@ function render({ model, el }) {
   make("summary", {}, keys, "Keys");
   make("span", {}, keys, "On the picture: Space plays and stops, ← → step from event to event, " +
     "Home and End go to the ends, Shift with an arrow chooses a task, Alt with ← → moves it.");
+  const ruler = document.createElement("canvas").getContext("2d");
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 
   let scene, time = 0, isPlaying = false, before = 0, frame = 0, dragged = null, hovered = -1,
@@ -72,9 +73,22 @@ function render({ model, el }) {
     return [inset + x * (width - 2 * inset), inset + y * (space - 2 * inset - GAP)];
   };
   const drawn = () => scene.nodes.length || scene.grids.length;
+  // A grid's heading in lines that are no wider than its cells, where its words are not.
+  const heading = ({ name, wide, rows }) => {
+    const room = wide * (width - 16) - (rows.some(Boolean) ? 56 : 0), lines = [];
+    ruler.font = `600 ${FONT}`;
+    for (const word of name.split(" ")) {
+      const longer = `${lines.at(-1) ?? ""} ${word}`;
+      if (lines.length && ruler.measureText(longer).width <= room) lines.splice(-1, 1, longer);
+      else lines.push(word);
+    }
+    return lines;
+  };
   // Left, top, and the size of a cell: a heading stands above, names of rows on the left.
-  const cells = ({ x, y, wide, high, rows, columns }) => {
-    const beside = rows.some(Boolean) ? 56 : 0, above = 18 + (columns.some(Boolean) ? 14 : 0);
+  const cells = (grid) => {
+    const { x, y, wide, high, rows, columns } = grid;
+    const beside = rows.some(Boolean) ? 56 : 0;
+    const above = 4 + 14 * heading(grid).length + (columns.some(Boolean) ? 14 : 0);
     const key = scene.messages.start.length ? 18 : 2, room = space - key - 6;
     const [left, from] = [8 + x * (width - 16) + beside, key + y * room + above];
     return [left, from, (wide * (width - 16) - beside) / columns.length,
@@ -344,11 +358,8 @@ function render({ model, el }) {
     pen.fillStyle = ink;
     pen.textAlign = "left";
     pen.font = `600 ${FONT}`;
-    let name = grid.name;
-    while (name.includes(" ") && pen.measureText(name).width > wide * columns.length)
-      name = name.slice(0, name.lastIndexOf(" "));
-    pen.fillText(name, left,
-      from - (columns.some(Boolean) ? 24 : 9));
+    heading(grid).reverse().forEach((line, up) =>
+      pen.fillText(line, left, from - 14 * up - (columns.some(Boolean) ? 24 : 9)));
     pen.font = SMALL;
     pen.textAlign = "right";
     rows.forEach((name, row) => high > 7 && pen.fillText(name, left - 5, from + (row + 0.5) * high));
