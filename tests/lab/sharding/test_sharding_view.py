@@ -8,7 +8,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from toolkit.lab.sharding.mesh import COPIES, device_range, place, who_holds_what
+from toolkit.lab.sharding.mesh import COPIES, device_range, mesh_scene, place, who_holds_what
 from toolkit.lab.sharding.step import KINDS, PASSES, step_of, textbook
 from toolkit.lab.sharding.stored_steps import (
     MESHES,
@@ -136,3 +136,20 @@ def test_holders_in_few_letters():
     assert [device_range(one) for one in (tuple(range(8)), (4, 5, 6), (1, 3), (2,))] == [
         "all 8", "4–6", "1 3", "2",
     ]  # fmt: skip
+
+
+def test_what_plays_takes_each_part_to_its_holders_and_fills_them():
+    full = {}
+    for scheme in ("data", "zero3"):
+        view = who_holds_what(mesh="2x4", scheme=scheme, device=0)
+        scene = mesh_scene(view)
+        sent = [(m.target - 1, int(m.start)) for m in scene.messages]
+        holders = [(d, at) for at, x in enumerate(view.arrays) for p in x.parts for d in p.holders]
+        assert sent == holders
+        whole = sum(array.bytes_per_device * len(array.parts) for array in view.arrays)
+        full[scheme] = scene.levels[1][1][-1]
+        assert full[scheme] * whole == pytest.approx(sum(view.data()["per device (bytes)"]))
+        assert scene.grids[0].values[-1, 0] == pytest.approx(
+            [1 / len(x.parts) for x in view.arrays]
+        )
+    assert full["zero3"] < full["data"]

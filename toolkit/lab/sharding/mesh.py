@@ -250,6 +250,7 @@ _KINDS = {
     "input": Kind("batch", "#cfd6dc"), "weights": Kind("weights", "#a8cfe8"),
     "gradient": Kind("gradients", "#f4c99b"), "optimizer": Kind("moments", "#b9dfc4"),
 }  # fmt: skip
+_LETTERS = {"input": "", "weights": "W", "gradient": "dW", "optimizer": "m"}
 
 
 def device_nodes(axes: dict[str, int], left: float, width: float) -> list[Node]:
@@ -265,24 +266,20 @@ def device_nodes(axes: dict[str, int], left: float, width: float) -> list[Node]:
 def mesh_scene(view: MeshView) -> Scene:
     """Array after array is laid out: each part goes to the devices that hold it, and they fill up,
     as far as one device alone would be full."""
-    end, states, kinds = len(view.arrays), [array.state for array in view.arrays], [*_KINDS]
+    end, kinds = len(view.arrays), [*_KINDS]
     stored = np.array([array.bytes_per_device for array in view.arrays])
     alone = sum(array.bytes_per_device * len(array.parts) for array in view.arrays)
-    filled = [0.0, *(np.cumsum(stored) / alone)]
-    grids, left = [], 0.45
-    for state, kind in _KINDS.items():
-        places = [at for at, each in enumerate(states) if each == state]
-        shares = np.full((end + 1, DEVICES, len(places)), np.inf)
-        for column, at in enumerate(places):
-            shares[at + 1 :, :, column] = 1 / len(view.arrays[at].parts)
-        names = [view.arrays[at].name.removesuffix("/scale") for at in places]
-        rows = [f"device {n}" if not grids else "" for n in range(DEVICES)]
-        wide = 0.04 * len(names) + (0.06 if not grids else 0)
-        times = [*map(float, range(end + 1))]
-        grids.append(Grid(kind.name, (left, 0, wide, 1), rows, names, times, shares))
-        left += wide + 0.03
+    filled = [0.0, *map(float, np.cumsum(stored) / alone)]
+    shares = np.full((end + 1, DEVICES, end), np.inf)
+    for at, array in enumerate(view.arrays):
+        shares[at + 1 :, :, at] = 1 / len(array.parts)
+    names = [f"{a.name.removesuffix('/scale')} {_LETTERS[a.state]}" for a in view.arrays]
+    grid = Grid(
+        "Share of each array on each device", (0.43, 0, 0.57, 1),
+        [f"device {n}" for n in range(DEVICES)], names, [*map(float, range(end + 1))], shares,
+    )  # fmt: skip
     return Scene(
-        end=float(end), words=view.sentence(), unit="arrays", tall=0.24, grids=tuple(grids),
+        end=float(end), words=view.sentence(), unit="arrays", tall=0.24, grids=(grid,),
         nodes=(Node("all", 0, 0.5), *device_nodes(view.axes, 0.1, 0.3)),
         edges=tuple((0, 1 + device) for device in range(DEVICES)),
         levels=(((0.0,), (0.0,)), *([(range(end + 1), filled)] * DEVICES)),
