@@ -29,16 +29,11 @@ ACROSS = 6  # words of a line
 
 @dataclass(frozen=True)
 class OnlineView(TextView):
-    """The softmax of one word over all words up to it, block by block.
+    """The softmax of one word over all words up to it, block by block."""
 
-    Attributes:
-        block: keys of a block.
-        scores: of all keys up to the word [time].
-        maxima, sums, outputs: after each block; the first is before any [blocks + 1, ...].
-    """
-
-    block: int
-    scores: Float[np.ndarray, "time"]
+    block: int  # keys of a block
+    scores: Float[np.ndarray, "time"]  # of all keys up to the word [time]
+    # maxima, sums, outputs: after each block; the first is before any [blocks + 1, ...]
     maxima: Float[np.ndarray, "moments"]
     sums: Float[np.ndarray, "moments"]
     outputs: Float[np.ndarray, "moments value"]

@@ -24,17 +24,13 @@ from toolkit.schedules.collectives.program import unit_trees
 
 @dataclass(frozen=True)
 class Run:
-    """A program on its network, with a clock.
+    """A program on its network, with a clock."""
 
-    Attributes:
-        ends: [rounds], seconds at which each round ends (modelled).
-        messages: for each round (chunk's root, path, whether it adds).
-        shares: [rounds + 1, ranks, ranks], the part of the rank's (second axis) root's data (third
-            axis) that is in place: copied everywhere, or at their root added up.
-    """
-
-    ends: Float[np.ndarray, "rounds"]
+    ends: Float[np.ndarray, "rounds"]  # [rounds], seconds at which each round ends (modelled)
+    # For each round (chunk's root, path, whether it adds)
     messages: tuple[tuple[tuple[int, tuple[int, ...], bool], ...], ...]
+    # [rounds + 1, ranks, ranks], the part of the rank's (second axis) root's data (third
+    # axis) that is in place: copied everywhere, or at their root added up
     shares: Float[np.ndarray, "moments ranks roots"]
 
 
@@ -89,23 +85,14 @@ def _shares(whole: np.ndarray, owners: np.ndarray, chunks: Counter) -> np.ndarra
 
 @dataclass(frozen=True)
 class ChunksView(View):
-    """Two schedules of one collective.
+    """Two schedules of one collective."""
 
-    Attributes:
-        name: of the network.
-        collective: which one.
-        megabytes: of the whole array.
-        drawing: places of the network.
-        runs: of "trees" and "rings".
-        bound: seconds at the optimum's rate, without delays and rounds.
-    """
-
-    name: str
-    collective: str
-    megabytes: float
-    drawing: Drawing
-    runs: dict[str, Run]
-    bound: float
+    name: str  # of the network
+    collective: str  # which one
+    megabytes: float  # of the whole array
+    drawing: Drawing  # places of the network
+    runs: dict[str, Run]  # of "trees" and "rings"
+    bound: float  # seconds at the optimum's rate, without delays and rounds
 
     @property
     def end(self) -> float:

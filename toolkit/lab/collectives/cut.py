@@ -23,33 +23,19 @@ SCHEDULES = {"trees": "the best trees", "rings": "rings"}
 
 @dataclass(frozen=True)
 class CutView(View):
-    """What the links carry, and which of them limit it.
+    """What the links carry, and which of them limit it."""
 
-    Attributes:
-        name: of the network.
-        collective: which one.
-        schedule: "trees" or "rings".
-        cable: counted from 1; 0 for none.
-        speed: of that cable, times its rate.
-        drawing: places and cables of the network.
-        best: the optimum with its cut.
-        rates: GB/s of "trees" and "rings".
-        busy: link -> share of the time in which it is busy.
-        moved: link -> GB/s that it carries.
-        curve: for each of `SPEEDS` GB/s of trees and of rings.
-    """
-
-    name: str
-    collective: str
-    schedule: str
-    cable: int
-    speed: float
-    drawing: networks.Drawing
-    best: Optimum
-    rates: dict[str, Fraction]
-    busy: dict[tuple[int, int], float]
-    moved: dict[tuple[int, int], float]
-    curve: tuple[tuple[float, float], ...]
+    name: str  # of the network
+    collective: str  # which one
+    schedule: str  # "trees" or "rings"
+    cable: int  # counted from 1; 0 for none
+    speed: float  # of that cable, times its rate
+    drawing: networks.Drawing  # places and cables of the network
+    best: Optimum  # the optimum with its cut
+    rates: dict[str, Fraction]  # GB/s of "trees" and "rings"
+    busy: dict[tuple[int, int], float]  # link -> share of the time in which it is busy
+    moved: dict[tuple[int, int], float]  # link -> GB/s that it carries
+    curve: tuple[tuple[float, float], ...]  # for each of `SPEEDS` GB/s of trees and of rings
 
     @property
     def crossing(self) -> set[tuple[int, int]]:

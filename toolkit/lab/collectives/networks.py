@@ -34,19 +34,12 @@ MOST_CABLES = 32
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Where the nodes of a network lie, and its cables.
+    """Where the nodes of a network lie, and its cables."""
 
-    Attributes:
-        topology: the network as it was built.
-        places: [nodes, 2], in [0, 1].
-        cables: pairs of nodes, the lower one first, in order.
-        is_grid: whether the nodes are a grid, whose cables around its ends are drawn as stubs.
-    """
-
-    topology: Topology
-    places: Float[np.ndarray, "nodes 2"]
-    cables: tuple[tuple[int, int], ...]
-    is_grid: bool
+    topology: Topology  # the network as it was built
+    places: Float[np.ndarray, "nodes 2"]  # [nodes, 2], in [0, 1]
+    cables: tuple[tuple[int, int], ...]  # pairs of nodes, the lower one first, in order
+    is_grid: bool  # whether the nodes are a grid, whose cables around its ends are drawn as stubs
 
     def path(self, a: int, b: int) -> Float[np.ndarray, "points 2"]:
         """The line of a link; around the ends of a grid two stubs, with NaN between them."""

@@ -30,17 +30,12 @@ def ring_program(devices: int, collective: str, is_bidirectional: bool) -> Progr
 
 @dataclass(frozen=True)
 class RingView(View):
-    """A collective on a ring.
+    """A collective on a ring."""
 
-    Attributes:
-        megabytes: of the array of each device.
-        program: its rounds.
-        summed: after each round, the share of all devices whose numbers are in a part, or 1 for a
-            copy that has arrived [rounds + 1, devices, parts]; inf: nothing of it yet.
-    """
-
-    megabytes: float
-    program: Program
+    megabytes: float  # of the array of each device
+    program: Program  # its rounds
+    # After each round, the share of all devices whose numbers are in a part, or 1 for a copy
+    # that has arrived [rounds + 1, devices, parts]; inf: nothing of it yet
     summed: Float[np.ndarray, "moments devices parts"]
 
     def carried(self, by_link: bool = False) -> list[float]:

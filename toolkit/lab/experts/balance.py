@@ -27,16 +27,12 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
 class Levelling(NamedTuple):
-    """What every step of the bias leads to, before the first step and after each.
+    """What every step of the bias leads to, before the first step and after each."""
 
-    Attributes:
-        bias: [steps + 1, experts].
-        loads: [steps + 1, experts], pairs of the whole text with that bias.
-        moved: [steps + 1], share of the pairs that go to another expert than without a bias.
-    """
-
-    bias: Float[np.ndarray, "steps experts"]
+    bias: Float[np.ndarray, "steps experts"]  # [steps + 1, experts]
+    # [steps + 1, experts], pairs of the whole text with that bias
     loads: Float[np.ndarray, "steps experts"]
+    # [steps + 1], share of the pairs that go to another expert than without a bias
     moved: Float[np.ndarray, "steps"]
 
     @property

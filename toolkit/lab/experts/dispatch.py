@@ -45,19 +45,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DispatchView(View):
-    """Every way at one setting, and its bytes at every degree.
-
-    Attributes:
-        devices: shards of the experts, at most one per expert.
-        traffic: way -> collectives of the forward pass.
-        along: way -> bytes per token at every degree of `DEGREES`; NaN beyond a device per expert.
-    """
+    """Every way at one setting, and its bytes at every degree."""
 
     model: str
     tokens: int
-    devices: int
+    devices: int  # shards of the experts, at most one per expert
     capacity: float
-    traffic: dict[str, list[Traffic]]
+    traffic: dict[str, list[Traffic]]  # way -> collectives of the forward pass
+    # Way -> bytes per token at every degree of `DEGREES`; NaN beyond a device per expert
     along: dict[str, list[float]]
 
     @property

@@ -53,23 +53,15 @@ def device_loads(layout: ExpertLayout, loads: Int[np.ndarray, "devices experts"]
 
 @dataclass(frozen=True)
 class LayoutView(View):
-    """One step under every plan.
-
-    Attributes:
-        slots: of every device.
-        node: devices per node.
-        step: counted from 1.
-        of: plan -> its layout at every step.
-        loads: [steps, devices, experts].
-    """
+    """One step under every plan."""
 
     model: str
     layer: int
-    slots: int
-    node: int
-    step: int
-    of: dict[str, tuple[ExpertLayout, ...]]
-    loads: Int[np.ndarray, "steps devices experts"]
+    slots: int  # of every device
+    node: int  # devices per node
+    step: int  # counted from 1
+    of: dict[str, tuple[ExpertLayout, ...]]  # plan -> its layout at every step
+    loads: Int[np.ndarray, "steps devices experts"]  # [steps, devices, experts]
 
     def layout(self, plan: str) -> ExpertLayout:
         """That of a plan at the step."""

@@ -39,31 +39,19 @@ TRAINED = {"plain": "without a balance loss", "balanced": "with a balance loss"}
 
 @dataclass(frozen=True)
 class TokensView(TextView):
-    """One layer's decisions for a text.
-
-    Attributes:
-        model: "plain" or "balanced".
-        layer: counted from 1.
-        capacity: relative to an even load.
-        devices: number of devices with equal parts of the text.
-        experts: [tokens, chosen], largest score first.
-        weights: [tokens, chosen].
-        scores: [experts], of the selected byte.
-        is_kept: [tokens, chosen].
-        slots: pairs that an expert takes from each device.
-    """
+    """One layer's decisions for a text."""
 
     unit: ClassVar = "byte"
 
-    model: str
-    layer: int
-    capacity: float
-    devices: int
-    experts: Int[np.ndarray, "tokens chosen"]
-    weights: Float[np.ndarray, "tokens chosen"]
-    scores: Float[np.ndarray, "experts"]
-    is_kept: Bool[np.ndarray, "tokens chosen"]
-    slots: int
+    model: str  # "plain" or "balanced"
+    layer: int  # counted from 1
+    capacity: float  # relative to an even load
+    devices: int  # number of devices with equal parts of the text
+    experts: Int[np.ndarray, "tokens chosen"]  # [tokens, chosen], largest score first
+    weights: Float[np.ndarray, "tokens chosen"]  # [tokens, chosen]
+    scores: Float[np.ndarray, "experts"]  # [experts], of the selected byte
+    is_kept: Bool[np.ndarray, "tokens chosen"]  # [tokens, chosen]
+    slots: int  # pairs that an expert takes from each device
 
     @property
     def loads(self) -> Int[np.ndarray, "experts"]:

@@ -42,21 +42,16 @@ SEARCHES = {
 
 @dataclass(frozen=True)
 class LanesView(View):
-    """A schedule, and the step's end under every search.
+    """A schedule, and the step's end under every search."""
 
-    Attributes:
-        chips, compressor, tokens, search, decisions: as chosen.
-        options: dense, then the compressor's patterns.
-        schedules: search -> its schedule.
-    """
-
+    # chips, compressor, tokens, search, decisions: as chosen
     chips: str
     compressor: str
     tokens: int
     search: str
     decisions: int
-    options: tuple[Option, ...]
-    schedules: dict[str, Schedule]
+    options: tuple[Option, ...]  # dense, then the compressor's patterns
+    schedules: dict[str, Schedule]  # search -> its schedule
 
     @property
     def shown(self) -> Schedule:

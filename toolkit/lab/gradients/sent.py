@@ -41,27 +41,18 @@ BLOCKED = ("int8", "int4", "ternary")
 
 @dataclass(frozen=True)
 class SentView(View):
-    """Bytes that a device sends, the loads of owners, and losses of stored runs.
+    """Bytes that a device sends, the loads of owners, and losses of stored runs."""
 
-    Attributes:
-        replicas: devices D.
-        density: share of rows, or of numbers, that a replica sends.
-        block: numbers that share a scale.
-        link: that the bytes go over.
-        zipf: exponent of the rows' frequencies.
-        sent: scheme -> bytes per device and step.
-        ranges, permuted: [D], rows that each owner adds, over the mean.
-        runs: of the record, (setting, bytes per step, mean loss).
-    """
-
-    replicas: int
-    density: float
-    block: int
-    link: str
-    zipf: float
-    sent: dict[str, float]
+    replicas: int  # devices D
+    density: float  # share of rows, or of numbers, that a replica sends
+    block: int  # numbers that share a scale
+    link: str  # that the bytes go over
+    zipf: float  # exponent of the rows' frequencies
+    sent: dict[str, float]  # scheme -> bytes per device and step
+    # ranges, permuted: [D], rows that each owner adds, over the mean
     ranges: np.ndarray
     permuted: np.ndarray
+    # Of the record, (setting, bytes per step, mean loss)
     runs: tuple[tuple[str, float, float], ...]
 
     def seconds(self, scheme: str) -> float:

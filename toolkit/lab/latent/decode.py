@@ -27,15 +27,10 @@ WHOLE: Part = (0.0, 1.0)
 
 
 class Held(NamedTuple):
-    """One chip's shard of an array: a rectangle, as shares of its two sides.
+    """One chip's shard of an array: a rectangle, as shares of its two sides."""
 
-    Attributes:
-        across: start and length along heads ("heads", "up") or latents ("down", "cache").
-        along: start and length along latents ("up") or tokens of all rows ("cache"); else
-            everything.
-    """
-
-    across: Part
+    across: Part  # start and length along heads ("heads", "up") or latents ("down", "cache")
+    # Start and length along latents ("up") or tokens of all rows ("cache"); else everything
     along: Part
 
     @property
@@ -94,14 +89,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class DecodeView(View):
-    """Every scheme at one setting, and how much faster than `replicate` along the context.
-
-    Attributes:
-        shards: scheme -> the chosen chip's shards.
-        faster: scheme -> speed relative to `replicate` at every context of `CONTEXTS`.
-        break_even: context from which TPLA reads less than `replicate`, at this batch.
-        reason: the planner's reason.
-    """
+    """Every scheme at one setting, and how much faster than `replicate` along the context."""
 
     model: str
     chips: str
@@ -111,10 +99,11 @@ class DecodeView(View):
     batch: int
     context: int
     costs: tuple[DecodeCost, ...]
-    shards: dict[str, dict[str, Held]]
+    shards: dict[str, dict[str, Held]]  # scheme -> the chosen chip's shards
+    # Scheme -> speed relative to `replicate` at every context of `CONTEXTS`
     faster: dict[str, list[float]]
-    break_even: float
-    reason: str
+    break_even: float  # context from which TPLA reads less than `replicate`, at this batch
+    reason: str  # the planner's reason
 
     def step_seconds(self, cost: DecodeCost) -> float:
         """Seconds of attention in all layers."""

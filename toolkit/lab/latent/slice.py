@@ -84,19 +84,12 @@ NORMS: tuple[Norm, ...] = ("sliced", "exact")
 
 
 class Sliced(NamedTuple):
-    """The effect of slicing a layer on the text.
+    """The effect of slicing a layer on the text."""
 
-    Attributes:
-        true: softmax of the whole latent [heads, queries, keys].
-        own: softmax of every slice [slices, heads, queries, keys].
-        shares: shares of the latents' energy on the calibration text [slices].
-        report: errors on the text.
-    """
-
-    true: np.ndarray
-    own: np.ndarray
-    shares: np.ndarray
-    report: SlicingReport
+    true: np.ndarray  # softmax of the whole latent [heads, queries, keys]
+    own: np.ndarray  # softmax of every slice [slices, heads, queries, keys]
+    shares: np.ndarray  # shares of the latents' energy on the calibration text [slices]
+    report: SlicingReport  # errors on the text
 
 
 @functools.cache
@@ -127,13 +120,7 @@ def sliced_layer(layer: int, basis: str, slices: int, norm: Norm) -> Sliced:
 
 @dataclass(frozen=True)
 class SliceView(View):
-    """The softmaxes of one query, and the errors under every basis and norm.
-
-    Attributes:
-        true: weights on the tokens up to the query.
-        own: weights of every slice [slices, keys].
-        errors: (basis, norm) -> relative error of the layer's output.
-    """
+    """The softmaxes of one query, and the errors under every basis and norm."""
 
     layer: int
     basis: str
@@ -141,11 +128,11 @@ class SliceView(View):
     norm: Norm
     head: int
     token: int
-    true: np.ndarray
-    own: np.ndarray
+    true: np.ndarray  # weights on the tokens up to the query
+    own: np.ndarray  # weights of every slice [slices, keys]
     shares: np.ndarray
     report: SlicingReport
-    errors: dict[tuple[str, str], float]
+    errors: dict[tuple[str, str], float]  # (basis, norm) -> relative error of the layer's output
 
     def data(self) -> Data:
         letters = ["space" if letter == " " else letter for letter in TEXT[: self.token + 1]]

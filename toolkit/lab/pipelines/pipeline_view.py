@@ -124,29 +124,17 @@ def _factors(schedule: Schedule, slow: int, times: Fraction) -> tuple[Fraction, 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a schedule; see `compiled_program`.
+    """What the compiler made of a schedule; see `compiled_program`."""
 
-    Attributes:
-        ticks: of its loop.
-        channels: permutations of the devices that each tick runs.
-        permutes: counted in the compiled program.
-        bytes_sent: of them all, by one device.
-        activation: bytes of one activation.
-        messages: those with content that the schedule needs, on all links together.
-        compiled_with: versions and devices.
-        seconds: that compiling took here.
-        table: the order that was searched for before, if one was.
-    """
-
-    ticks: int
-    channels: int
-    permutes: int
-    bytes_sent: float
-    activation: int
-    messages: int
-    compiled_with: str
-    seconds: float
-    table: str = ""
+    ticks: int  # of its loop
+    channels: int  # permutations of the devices that each tick runs
+    permutes: int  # counted in the compiled program
+    bytes_sent: float  # of them all, by one device
+    activation: int  # bytes of one activation
+    messages: int  # those with content that the schedule needs, on all links together
+    compiled_with: str  # versions and devices
+    seconds: float  # that compiling took here
+    table: str = ""  # the order that was searched for before, if one was
 
     def in_words(self) -> str:
         """Two lines."""
@@ -160,28 +148,18 @@ class Compiled:
 
 @dataclass(frozen=True)
 class PipelineView(View):
-    """A schedule in time.
+    """A schedule in time."""
 
-    Attributes:
-        timeline: simulated, exact.
-        starts, ends: for each device its tasks' times.
-        bound: no order on this placement ends earlier.
-        slow: the slow stage.
-        times: how many times as long its tasks take.
-        device: whose memory is drawn boldly.
-        compiled: what the compiler made of it, if it was asked.
-        is_seed: whether an order is still to be searched for.
-    """
-
-    timeline: Timeline
+    timeline: Timeline  # simulated, exact
+    # starts, ends: for each device its tasks' times
     starts: tuple[np.ndarray, ...]
     ends: tuple[np.ndarray, ...]
-    bound: float
-    slow: int
-    times: float
-    device: int
-    compiled: Compiled | None
-    is_seed: bool = False
+    bound: float  # no order on this placement ends earlier
+    slow: int  # the slow stage
+    times: float  # how many times as long its tasks take
+    device: int  # whose memory is drawn boldly
+    compiled: Compiled | None  # what the compiler made of it, if it was asked
+    is_seed: bool = False  # whether an order is still to be searched for
 
     @property
     def makespan(self) -> float:

@@ -114,23 +114,17 @@ def knee(shares: list[float]) -> float:
 
 @dataclass(frozen=True)
 class GoodputView(View):
-    """Attainment of every policy at every load.
+    """Attainment of every policy at every load."""
 
-    Attributes:
-        first: milliseconds to the first token that are allowed.
-        gap, bound: which gap is bounded, and its milliseconds.
-        count: requests of the trace.
-        shares: policy -> share of the requests that keep both bounds, by load; of those that
-            have been run.
-        half: policy -> the knee that the first half of the requests shows.
-    """
-
-    first: float
+    first: float  # milliseconds to the first token that are allowed
+    # gap, bound: which gap is bounded, and its milliseconds
     gap: str
     bound: float
-    count: int
+    count: int  # requests of the trace
+    # Policy -> share of the requests that keep both bounds, by load; of those that have been
+    # run
     shares: dict[str, list[float]]
-    half: dict[str, float]
+    half: dict[str, float]  # policy -> the knee that the first half of the requests shows
 
     @property
     def knees(self) -> dict[str, float]:

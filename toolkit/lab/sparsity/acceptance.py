@@ -74,16 +74,11 @@ OPEN, DRAFTED, OWN, REFUSED = range(4)
 
 @dataclass(frozen=True)
 class AcceptanceView(View):
-    """A batch after some rounds.
+    """A batch after some rounds."""
 
-    Attributes:
-        system: the system that drafts.
-        round: number of finished rounds.
-        kept: accepted drafts per round and row, -1 after the row's end [rounds, rows].
-    """
-
-    system: str
-    round: int
+    system: str  # the system that drafts
+    round: int  # number of finished rounds
+    # Accepted drafts per round and row, -1 after the row's end [rounds, rows]
     kept: Int[np.ndarray, "rounds rows"]
 
     @property

@@ -35,24 +35,20 @@ CODE_BITS = 6
 
 
 class Codes(NamedTuple):
-    """The codes of both systems for layer 1, and the queries of the questions.
+    """The codes of both systems for layer 1, and the queries of the questions."""
 
-    Attributes:
-        alike: agreement of hash bits with each question, -1 to 1.
-        cosines: cosines of questions and keys relative to their mean.
-        scores: HATA's scores.
-        asked, kept: hash bits of the questions and of the keys.
-        table, codes: PQCache's table, and the codes of every key.
-        estimates, exact: PQCache's estimates of the scores, and the true scores.
-    """
-
+    # Agreement of hash bits with each question, -1 to 1
     alike: Float[np.ndarray, "heads questions tokens"]
+    # Cosines of questions and keys relative to their mean
     cosines: Float[np.ndarray, "heads questions tokens"]
-    scores: Float[np.ndarray, "heads questions tokens"]
+    scores: Float[np.ndarray, "heads questions tokens"]  # HATA's scores
+    # asked, kept: hash bits of the questions and of the keys
     asked: Bool[np.ndarray, "heads questions bits"]
     kept: Bool[np.ndarray, "heads bits tokens"]
+    # table, codes: PQCache's table, and the codes of every key
     table: Float[np.ndarray, "heads questions parts clusters"]
     codes: Int[np.ndarray, "heads parts tokens"]
+    # estimates, exact: PQCache's estimates of the scores, and the true scores
     estimates: Float[np.ndarray, "heads questions tokens"]
     exact: Float[np.ndarray, "heads questions tokens"]
 
@@ -115,31 +111,24 @@ def _unpacked(words: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CodesView(View):
-    """Both estimates for one question, and one token's bits and codes.
-
-    Attributes:
-        token: the selected token, the `rank`-th heaviest.
-        alike, cosines: agreement of hash bits and cosine of every token.
-        estimates, exact: PQCache's scores and the true ones.
-        bits: whether each hash bit of the token equals the question's.
-        products, codes: products of the question with every centroid, and the token's codes.
-        recall: share of the `TOP` heaviest tokens among the `TOP` that rank highest.
-        heaviest: tokens in falling order of weight.
-        ends: smallest and largest of the four numbers over all questions to the head.
-    """
+    """Both estimates for one question, and one token's bits and codes."""
 
     rank: int
-    token: int
+    token: int  # the selected token, the `rank`-th heaviest
     name: str
+    # alike, cosines: agreement of hash bits and cosine of every token
     alike: Float[np.ndarray, "tokens"]
     cosines: Float[np.ndarray, "tokens"]
+    # estimates, exact: PQCache's scores and the true ones
     estimates: Float[np.ndarray, "tokens"]
     exact: Float[np.ndarray, "tokens"]
-    bits: Bool[np.ndarray, "bits"]
+    bits: Bool[np.ndarray, "bits"]  # whether each hash bit of the token equals the question's
+    # products, codes: products of the question with every centroid, and the token's codes
     products: Float[np.ndarray, "parts clusters"]
     codes: Int[np.ndarray, "parts"]
-    recall: dict[str, float]
-    heaviest: Int[np.ndarray, "listed"]
+    recall: dict[str, float]  # share of the `TOP` heaviest tokens among the `TOP` that rank highest
+    heaviest: Int[np.ndarray, "listed"]  # tokens in falling order of weight
+    # Smallest and largest of the four numbers over all questions to the head
     ends: dict[str, tuple[float, float]]
 
     def counts(self, x: str, y: str) -> tuple[np.ndarray, tuple[float, float, float, float]]:

@@ -42,13 +42,7 @@ def missed(layer: reading.Layer, question: int, head: int) -> tuple[list[Missed]
 
 @dataclass(frozen=True)
 class DropView(View):
-    """The tokens of a text that a system reads and misses.
-
-    Attributes:
-        answers, dense: answers of the model that reads sparsely, and that reads everything.
-        by_mass, by_error: tokens missed by the chosen head for the chosen question.
-        kept: recovered mass of the chosen layer and head [questions].
-    """
+    """The tokens of a text that a system reads and misses."""
 
     system: str
     budget: int
@@ -57,11 +51,13 @@ class DropView(View):
     question: int
     text: reading.Text
     chosen: reading.Layer
+    # answers, dense: answers of the model that reads sparsely, and that reads everything
     answers: Int[np.ndarray, "questions"]
     dense: Int[np.ndarray, "questions"]
+    # by_mass, by_error: tokens missed by the chosen head for the chosen question
     by_mass: list[Missed]
     by_error: list[Missed]
-    kept: Float[np.ndarray, "questions"]
+    kept: Float[np.ndarray, "questions"]  # recovered mass of the chosen layer and head [questions]
 
     @property
     def context(self) -> int:

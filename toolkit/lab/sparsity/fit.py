@@ -28,26 +28,17 @@ POINTS = 160  # at which the exact list is drawn, evenly spaced in log x
 
 @dataclass(frozen=True)
 class FitView(View):
-    """Tactic's list for one question, and where it stops.
+    """Tactic's list for one question, and where it stops."""
 
-    Attributes:
-        target: the requested share of the softmax.
-        exact: weights of the listed tokens, in Tactic's order, over the largest [listed].
-        curve: Tactic's fit to them.
-        count: listed tokens read; `needed` suffice in this order, `fewest` in the best order.
-        forced: weight of sinks and recent tokens, over the largest.
-        seen: places of the end of the exact head and of the two segments.
-        levels: mean weights of the two segments.
-    """
-
-    target: float
+    target: float  # the requested share of the softmax
     context: int
+    # Weights of the listed tokens, in Tactic's order, over the largest [listed]
     exact: Float[np.ndarray, "listed"]
-    curve: Float[np.ndarray, "listed"]
-    count: int
-    forced: float
-    seen: tuple[float, float, float]
-    levels: tuple[float, float]
+    curve: Float[np.ndarray, "listed"]  # Tactic's fit to them
+    count: int  # listed tokens read; `needed` suffice in this order, `fewest` in the best order
+    forced: float  # weight of sinks and recent tokens, over the largest
+    seen: tuple[float, float, float]  # places of the end of the exact head and of the two segments
+    levels: tuple[float, float]  # mean weights of the two segments
 
     @property
     def total(self) -> float:

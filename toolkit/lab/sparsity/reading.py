@@ -45,24 +45,16 @@ class Asked(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A haystack, its questions, and the model's cache.
+    """A haystack, its questions, and the model's cache."""
 
-    Attributes:
-        tokens: tokens of the haystack [time].
-        asked: the requested keys [questions].
-        answers: their values [questions].
-        places: positions of these values [questions].
-        keys, values: cache of every layer [heads, time, size].
-        first: input of the first layer for each question [questions, 1, width].
-    """
-
-    tokens: Int[np.ndarray, "time"]
-    asked: Int[np.ndarray, "questions"]
-    answers: Int[np.ndarray, "questions"]
-    places: Int[np.ndarray, "questions"]
+    tokens: Int[np.ndarray, "time"]  # tokens of the haystack [time]
+    asked: Int[np.ndarray, "questions"]  # the requested keys [questions]
+    answers: Int[np.ndarray, "questions"]  # their values [questions]
+    places: Int[np.ndarray, "questions"]  # positions of these values [questions]
+    # keys, values: cache of every layer [heads, time, size]
     keys: tuple[Float[Array, "heads time size"], ...]
     values: tuple[Float[Array, "heads time size"], ...]
-    first: Array
+    first: Array  # input of the first layer for each question [questions, 1, width]
 
 
 @functools.cache
@@ -256,22 +248,17 @@ def best(scores: Float[np.ndarray, "units"], count: int) -> Int[np.ndarray, "cou
 
 
 class Layer(NamedTuple):
-    """One layer's attention for every question; the last token is the question itself.
+    """One layer's attention for every question; the last token is the question itself."""
 
-    Attributes:
-        weights: the softmax over all tokens [questions, heads, length].
-        is_read: whether each token was read.
-        mass: share of the softmax that was read [questions, heads].
-        error: relative error of the output.
-        parts: share of the error of each token if it is missed [questions, heads, length].
-        out: outputs over the tokens read [questions, heads, size].
-    """
-
+    # The softmax over all tokens [questions, heads, length]
     weights: Float[np.ndarray, "questions heads length"]
-    is_read: Bool[np.ndarray, "questions heads length"]
+    is_read: Bool[np.ndarray, "questions heads length"]  # whether each token was read
+    # Share of the softmax that was read [questions, heads]
     mass: Float[np.ndarray, "questions heads"]
-    error: Float[np.ndarray, "questions heads"]
+    error: Float[np.ndarray, "questions heads"]  # relative error of the output
+    # Share of the error of each token if it is missed [questions, heads, length]
     parts: Float[np.ndarray, "questions heads length"]
+    # Outputs over the tokens read [questions, heads, size]
     out: Float[np.ndarray, "questions heads size"]
     exact: Float[np.ndarray, "questions heads size"]
     index_bytes: int

@@ -34,18 +34,14 @@ ROWS, COLUMNS = CONTEXT // QUERY_BLOCK, CONTEXT // KEY_BLOCK
 
 
 class Margins(NamedTuple):
-    """One head's tiles.
+    """One head's tiles."""
 
-    Attributes:
-        estimated: largest of x^_ts - L_t in each tile, from 4-bit scores; -inf above the diagonal.
-        exact: the same, from exact scores.
-        always: tiles of the sinks and local keys, which are always kept.
-        masses: share of its queries' softmax in each tile, mean over them.
-    """
-
+    # Largest of x^_ts - L_t in each tile, from 4-bit scores; -inf above the diagonal
     estimated: Float[np.ndarray, "rows columns"]
-    exact: Float[np.ndarray, "rows columns"]
+    exact: Float[np.ndarray, "rows columns"]  # the same, from exact scores
+    # Tiles of the sinks and local keys, which are always kept
     always: Bool[np.ndarray, "rows columns"]
+    # Share of its queries' softmax in each tile, mean over them
     masses: Float[np.ndarray, "rows columns"]
 
 

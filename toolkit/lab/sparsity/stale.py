@@ -35,17 +35,13 @@ KINDS = {"fresh": "searched anew", "lse": "searched with the old LSE", "map": "o
 
 
 class Head(NamedTuple):
-    """One head in every step.
+    """One head in every step."""
 
-    Attributes:
-        shares: softmax weight of each block of keys [steps, tokens, tiles].
-        parts: contribution of each to the output [steps, tokens, tiles, size].
-        lse: residuals [steps, tokens].
-    """
-
+    # Softmax weight of each block of keys [steps, tokens, tiles]
     shares: Float[np.ndarray, "steps tokens tiles"]
+    # Contribution of each to the output [steps, tokens, tiles, size]
     parts: Float[np.ndarray, "steps tokens tiles size"]
-    lse: Float[np.ndarray, "steps tokens"]
+    lse: Float[np.ndarray, "steps tokens"]  # residuals [steps, tokens]
 
 
 @functools.cache
@@ -81,17 +77,12 @@ def masses_of(layer: int, step: int, cached: int | None) -> Float[np.ndarray, "h
 
 
 class Aged(NamedTuple):
-    """What the three kinds of map do at every step from the one that searched.
+    """What the three kinds of map do at every step from the one that searched."""
 
-    Attributes:
-        maps: kind -> tiles kept [steps, rows, columns] of one head.
-        mass: kind -> share of its softmax in them [steps].
-        error: kind -> relative error of its output [steps].
-    """
-
+    # Kind -> tiles kept [steps, rows, columns] of one head
     maps: dict[str, Bool[np.ndarray, "steps rows columns"]]
-    mass: dict[str, Float[np.ndarray, "steps"]]
-    error: dict[str, Float[np.ndarray, "steps"]]
+    mass: dict[str, Float[np.ndarray, "steps"]]  # kind -> share of its softmax in them [steps]
+    error: dict[str, Float[np.ndarray, "steps"]]  # kind -> relative error of its output [steps]
 
 
 @functools.lru_cache(maxsize=256)

@@ -89,18 +89,13 @@ def _step(selector: Any, budget: int) -> Any:
 
 @dataclass(frozen=True)
 class WritingView(TextView):
-    """A text that is written with a small cache.
-
-    Attributes:
-        weights: what each word read [time, time].
-        full: what softmax attention to everything would read.
-    """
+    """A text that is written with a small cache."""
 
     system: str
     budget: int
     prompt: int
-    weights: Float[np.ndarray, "time time"]
-    full: Float[np.ndarray, "time time"]
+    weights: Float[np.ndarray, "time time"]  # what each word read [time, time]
+    full: Float[np.ndarray, "time time"]  # what softmax attention to everything would read
 
     @property
     def kept(self) -> Float[np.ndarray, "time"]:

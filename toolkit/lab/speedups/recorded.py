@@ -31,28 +31,19 @@ _SIZE = re.compile(r"\b(B|T|H|D|context)=(\d+)|\bafter (\d+) tokens")
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one contender at one piece of work.
+    """Seconds of one contender at one piece of work."""
 
-    Attributes:
-        method: a name of `MIXERS`, or of the suite if no single mixer was timed.
-        work: `FORWARD`, `GRADIENT`, `STEP` or `OTHER`.
-        case: the suite's name of the work.
-        contender: the name of the contender.
-        batch, tokens, heads, size: None if not recorded.
-        record: the record.
-        is_here: measured by this process, not read from a file.
-    """
-
-    method: str
-    work: str
-    case: str
-    contender: str
+    method: str  # a name of `MIXERS`, or of the suite if no single mixer was timed
+    work: str  # `FORWARD`, `GRADIENT`, `STEP` or `OTHER`
+    case: str  # the suite's name of the work
+    contender: str  # the name of the contender
+    # batch, tokens, heads, size: None if not recorded
     batch: int | None
     tokens: int | None
     heads: int | None
     size: int | None
-    record: Record
-    is_here: bool = False
+    record: Record  # the record
+    is_here: bool = False  # measured by this process, not read from a file
 
     @property
     def kind(self) -> str:
