@@ -100,14 +100,9 @@ class Costs(CostView):
 
 
 def costs(
-    *,
-    context_length: int,
-    machine: Machine,
-    unit: str = "seconds",
-    measured: tuple[Point, ...] = (),
-    mixers: tuple[str, ...] = MIXER_NAMES,
-    **sizes: Any,
-) -> Costs:
+    *, context_length: int, machine: Machine, unit: str = "seconds",
+    measured: tuple[Point, ...] = (), mixers: tuple[str, ...] = MIXER_NAMES, **sizes: Any,
+) -> Costs:  # fmt: skip
     """Cost of one attention layer, one sequence: reading a context, and one token after it.
 
     `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times with
@@ -148,13 +143,9 @@ class Memory(CostView):
 
 
 def decode_memory(
-    *,
-    context_length: int,
-    capacity_bytes: float,
-    capacity_name: str,
-    mixers: tuple[str, ...] = MIXER_NAMES,
-    **sizes: Any,
-) -> Memory:
+    *, context_length: int, capacity_bytes: float, capacity_name: str,
+    mixers: tuple[str, ...] = MIXER_NAMES, **sizes: Any,
+) -> Memory:  # fmt: skip
     """Bytes that a whole model keeps between tokens; `sizes` are those of a `Layer`."""
     return Memory(
         context_length, Layer(**sizes), dict(zip(mixers, mixers, strict=True)), {KEPT: MEMORY},

@@ -31,12 +31,9 @@ Piece = tuple[int, int, str, list[Point]]
 
 
 def measure_pieces(
-    layer: Layer,
-    *,
-    lengths: Mapping[str, Sequence[int]] = LENGTHS,
-    mixers: tuple[str, ...] = MIXER_NAMES,
-    rounds: int = 5,
-) -> Iterator[Piece]:
+    layer: Layer, *, lengths: Mapping[str, Sequence[int]] = LENGTHS,
+    mixers: tuple[str, ...] = MIXER_NAMES, rounds: int = 5,
+) -> Iterator[Piece]:  # fmt: skip
     """Check every mixer, then time each phase at its lengths.
 
     Yields (pieces done, pieces in all, what was just done, new points); a piece takes a second or

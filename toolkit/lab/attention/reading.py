@@ -131,12 +131,9 @@ def _values() -> np.ndarray:
 
 @jax.jit
 def _both_memories(
-    keys: Float[Array, "token key"],
-    values: Float[Array, "token value"],
-    window: Float[Array, ""],
-    write_strength: Float[Array, ""],
-    keep: Float[Array, ""],
-) -> tuple[Array, Array, Array]:
+    keys: Float[Array, "token key"], values: Float[Array, "token value"], window: Float[Array, ""],
+    write_strength: Float[Array, ""], keep: Float[Array, ""],
+) -> tuple[Array, Array, Array]:  # fmt: skip
     position = jnp.arange(MAX_TOKENS)
     distance = position[:, None] - position[None, :]
     is_visible = (distance >= 0) & (distance < window)

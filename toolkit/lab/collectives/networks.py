@@ -20,15 +20,10 @@ from toolkit.schedules.collectives import (
 )
 
 NETWORKS = {
-    "ring:8": "ring of 8",
-    "mesh:3x3": "mesh 3 x 3",
-    "torus:4x4": "torus 4 x 4",
-    "v5e:4x4": "TPU v5e 4 x 4",
-    "hypercube:3": "hypercube of 8",
-    "dgx1": "DGX-1, 8 V100",
-    "a100:2x4": "2 boxes of 4 A100",
-    "leaf-spine:2x4x1": "2 leaves of 4, a spine",
-}
+    "ring:8": "ring of 8", "mesh:3x3": "mesh 3 x 3", "torus:4x4": "torus 4 x 4",
+    "v5e:4x4": "TPU v5e 4 x 4", "hypercube:3": "hypercube of 8", "dgx1": "DGX-1, 8 V100",
+    "a100:2x4": "2 boxes of 4 A100", "leaf-spine:2x4x1": "2 leaves of 4, a spine",
+}  # fmt: skip
 MOST_CABLES = 32
 
 

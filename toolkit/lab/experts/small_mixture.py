@@ -23,13 +23,9 @@ from toolkit.parallel.experts.dispatch import expert_slots
 
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 CONFIG = LoopedConfig.tiny(
-    "full full",
-    loops=1,
-    width=48,
-    residual_gate=False,
-    feed_forwards="moe",
+    "full full", loops=1, width=48, residual_gate=False, feed_forwards="moe",
     options={"moe": {"experts": EXPERTS, "chosen": CHOSEN, "hidden": 24, "scores": "sigmoid"}},
-)
+)  # fmt: skip
 BALANCE = {"plain": 0.0, "balanced": 0.02}
 """Weight of the balance loss in training, by the model's name."""
 STEPS, BATCH, TIME, RATE = 600, 16, 128, 4e-3

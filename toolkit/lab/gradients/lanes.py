@@ -33,11 +33,8 @@ SIZES = tuple(size for _, size in TENSORS)
 CHIPS = {"h100:8": "8 H100, NVLink", "h100:64": "64 H100, InfiniBand", "a10g:8": "8 A10G, Ethernet"}
 COMPRESSORS = ("int8", "int4", "scaled_sign")
 SEARCHES = {
-    "dense": "nothing",
-    "greedy": "greedy (Espresso)",
-    "best": "exact",
-    "grouped": "exact, merged",
-}
+    "dense": "nothing", "greedy": "greedy (Espresso)", "best": "exact", "grouped": "exact, merged",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,11 @@ LINKS = {
     "ICI": ("TPU v5e", 0),
 }
 SCHEMES = {
-    "dense": "float32:dense",
-    "bfloat16": "bfloat16:scatter_gather",
-    "int8": "int8:scatter_gather",
-    "int4": "int4:scatter_gather",
-    "ternary": "ternary:scatter_gather",
-    "sign": "scaled_sign:scatter_gather",
-    "largest, gathered": "top_k:gather",
+    "dense": "float32:dense", "bfloat16": "bfloat16:scatter_gather", "int8": "int8:scatter_gather",
+    "int4": "int4:scatter_gather", "ternary": "ternary:scatter_gather",
+    "sign": "scaled_sign:scatter_gather", "largest, gathered": "top_k:gather",
     "shared places": "random_k:all_reduce",
-}
+}  # fmt: skip
 BLOCKED = ("int8", "int4", "ternary")
 
 
@@ -226,12 +222,9 @@ class LossPlot(Plot):
             own = look(name)
             self.axes.plot([sent], [loss], own.marker, color=own.colour, markersize=6)
             self.axes.annotate(
-                label,
-                (sent, loss),
-                xytext=PLACES.get(label, (5, 4)),
-                textcoords="offset points",
+                label, (sent, loss), xytext=PLACES.get(label, (5, 4)), textcoords="offset points",
                 fontsize=7,
-            )
+            )  # fmt: skip
         low, high = self.axes.get_xlim()
         self.axes.set_xlim(low / 1.5, high * 8)
 

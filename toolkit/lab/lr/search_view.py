@@ -235,18 +235,14 @@ def view_round(search: Search, number: int) -> SearchView:
     has_forecasts = bool(candidates) and isinstance(search.searcher, AutoLRS)
     of_stage = now.losses[0] if now.is_kept else NONE
     return SearchView(
-        search=search,
-        round=number,
-        horizon=int(now.before.stage_steps) if has_forecasts else 0,
+        search=search, round=number, horizon=int(now.before.stage_steps) if has_forecasts else 0,
         candidates=candidates,
         outlook=_outlook(search.searcher, candidates, now) if has_forecasts else Outlook(),
-        trained=of_stage if candidates else run.losses,
-        landscape=landscape(search, number),
-        run=run,
-        planned=_planned(search, number),
+        trained=of_stage if candidates else run.losses, landscape=landscape(search, number),
+        run=run, planned=_planned(search, number),
         best=best_known(settings.problem, settings.budget),
         linear=tuned(settings.problem, "linear", settings.budget),
-    )
+    )  # fmt: skip
 
 
 def _outlook(searcher: Any, candidates: tuple[Candidate, ...], now: Round) -> Outlook:

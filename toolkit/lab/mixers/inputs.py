@@ -30,12 +30,8 @@ CORRECTIONS = 2
 _GLA_TEMPERATURE = 16.0
 _KNOWN = ("q", "k", "v", "g", "dt", "removal_key")
 _SIZES = {
-    "heads": HEADS,
-    "key": KEY_SIZE,
-    "value": VALUE_SIZE,
-    "levels": LEVELS,
-    "pairs": KEY_SIZE // 2,
-}
+    "heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE, "levels": LEVELS, "pairs": KEY_SIZE // 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -143,14 +143,11 @@ def read(name: str, words: tuple[str, ...], settings: inputs.Settings) -> Memory
     given = inputs.inputs_of(row, inputs.features_of(words), settings)
     state_norm, states, returned, reach = program(name)(given.arrays, given.constants)
     return Memory(
-        name=name,
-        title=row.title,
-        state_norm=np.asarray(state_norm)[:count],
-        reach=np.asarray(reach)[:count, :count],
-        log_decay=given.log_decay[:count],
+        name=name, title=row.title, state_norm=np.asarray(state_norm)[:count],
+        reach=np.asarray(reach)[:count, :count], log_decay=given.log_decay[:count],
         states=np.asarray(states)[:count].reshape(2 * count, *states.shape[2:]),
         returned=np.asarray(returned)[:count, :count] * np.tri(count)[:, :, None],
-    )
+    )  # fmt: skip
 
 
 @functools.cache

@@ -41,16 +41,13 @@ def compiled_facts(
     seconds = time.perf_counter() - start
     sent = [permute for permute in collectives(compiled) if permute.kind == "collective-permute"]
     return {
-        "ticks": run.program.length,
-        "channels": len(run.program.channels),
+        "ticks": run.program.length, "channels": len(run.program.channels),
         "permutes": sum(permute.count for permute in sent),
         "bytes_sent": sum(permute.operand_bytes * permute.count for permute in sent),
-        "activation": SEQUENCES * WIDTH * 4,
-        "messages": run.program.messages,
-        "compiled_with": f"jax {jax.__version__}, {devices} simulated devices",
-        "seconds": seconds,
+        "activation": SEQUENCES * WIDTH * 4, "messages": run.program.messages,
+        "compiled_with": f"jax {jax.__version__}, {devices} simulated devices", "seconds": seconds,
         "table": table,
-    }
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

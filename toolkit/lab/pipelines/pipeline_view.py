@@ -233,17 +233,9 @@ class PipelineView(View):
 
 
 def pipeline_view(
-    *,
-    schedule: str,
-    devices: int,
-    microbatches: int,
-    slow: int,
-    times: float,
-    delay: float,
-    device: int,
-    moves: str,
-    compiled: Compiled | None = None,
-) -> PipelineView:
+    *, schedule: str, devices: int, microbatches: int, slow: int, times: float, delay: float,
+    device: int, moves: str, compiled: Compiled | None = None,
+) -> PipelineView:  # fmt: skip
     """A schedule of `RULES` in time; stages and devices are counted from 0."""
     table = compiled.table if compiled else ""
     found = schedule_of(schedule, devices, microbatches, moves, table)
@@ -259,16 +251,9 @@ def pipeline_view(
     )
     bound = bound_of(schedule, devices, microbatches, slow, factor)
     return PipelineView(
-        timeline,
-        starts,
-        ends,
-        float(bound),
-        slow,
-        times,
-        min(device, devices - 1),
-        compiled,
+        timeline, starts, ends, float(bound), slow, times, min(device, devices - 1), compiled,
         is_seed=schedule in SEARCHED and not table,
-    )
+    )  # fmt: skip
 
 
 def scene_of(view: PipelineView) -> Scene:

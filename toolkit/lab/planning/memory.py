@@ -62,18 +62,9 @@ class ChipMemoryView(View):
 
 
 def chip_memory(
-    *,
-    model: str,
-    chip: str,
-    replicas: int,
-    fsdp: int,
-    tensor: int,
-    pipeline: int,
-    shard_optimizer: bool,
-    recompute: str,
-    sequences: int,
-    context: int,
-) -> ChipMemoryView:
+    *, model: str, chip: str, replicas: int, fsdp: int, tensor: int, pipeline: int,
+    shard_optimizer: bool, recompute: str, sequences: int, context: int,
+) -> ChipMemoryView:  # fmt: skip
     """The memory of a chip, with as many microbatches as pipeline stages."""
     strategy = Strategy(
         data=replicas, fsdp=fsdp, tensor=tensor, pipeline=pipeline, shard_optimizer=shard_optimizer,

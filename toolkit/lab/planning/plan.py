@@ -74,14 +74,9 @@ class PlanView(View):
 
 
 def planned(
-    *,
-    model: str,
-    chip: str,
-    chips: int,
-    sequences: int,
-    context: int,
+    *, model: str, chip: str, chips: int, sequences: int, context: int,
     tell: Callable[[int, int], None] = lambda done, total: None,
-) -> PlanView:
+) -> PlanView:  # fmt: skip
     """The plan for a number of chips, with `sequences` per chip; `tell` is called with the progress
     of a new search."""
     setting = model, f"{chip}:{chips}", sequences * chips, context

@@ -202,12 +202,9 @@ class WaitsPlot(Plot):
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Milliseconds of every request, by arrival", grid="y")
         axes.set(
-            xlim=(-1, COUNT),
-            ylim=(4, 4e4),
-            yscale="log",
-            xlabel="request",
+            xlim=(-1, COUNT), ylim=(4, 4e4), yscale="log", xlabel="request",
             xticks=range(0, COUNT, 20),
-        )
+        )  # fmt: skip
         axes.yaxis.set_major_formatter("{x:,.0f}")
         self.first = self.marks(look("full").colour, "o", markersize=4, label="to the first token")
         self.gap = self.marks(look("gdn").colour, "^", markersize=4, label="largest gap")

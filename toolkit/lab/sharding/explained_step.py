@@ -24,14 +24,9 @@ from toolkit.parallel import (
 
 
 def explain_step(
-    config: LoopedConfig,
-    mesh_axes: str,
-    scheme: str,
-    *,
-    batch: int = 16,
-    sequence_length: int = 64,
-    is_blamed: bool = False,
-) -> Explanation | Blame:
+    config: LoopedConfig, mesh_axes: str, scheme: str, *, batch: int = 16,
+    sequence_length: int = 64, is_blamed: bool = False,
+) -> Explanation | Blame:  # fmt: skip
     """Compiles a step (Adam) under the layout of a scheme, from shapes alone, and explains it.
 
     `mesh_axes` is such as "data=4,model=2"; on a CPU the devices are simulated. `is_blamed` adds

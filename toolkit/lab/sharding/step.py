@@ -227,11 +227,8 @@ class KindsPlot(Plot):
         axes.spines["bottom"].set_visible(False)
         compiled: dict[str, Any] = {"color": look("full").colour, "label": "compiled"}
         book: dict[str, Any] = {
-            "color": "white",
-            "edgecolor": INK,
-            "hatch": "//",
-            "label": "textbook (modelled)",
-        }
+            "color": "white", "edgecolor": INK, "hatch": "//", "label": "textbook (modelled)",
+        }  # fmt: skip
         self.bars = []
         for offset, style in ((-0.21, compiled), (0.21, book)):
             places = [at + offset for at in range(len(KINDS))]

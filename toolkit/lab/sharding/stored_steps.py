@@ -242,13 +242,10 @@ def collectives_of(found: Layout) -> list[dict[str, Any]]:
 def _collective(finding: Finding) -> dict[str, Any]:
     item = finding.item
     row = {
-        "kind": item.collective.kind,
-        "axes": list(item.axes),
-        "count": item.collective.count,
-        "bytes_sent": item.collective.total_bytes_sent,
-        "source": item.source,
+        "kind": item.collective.kind, "axes": list(item.axes), "count": item.collective.count,
+        "bytes_sent": item.collective.total_bytes_sent, "source": item.source,
         "cause": f"{item.before} -> {item.after}; from {item.origin}, for {item.wanted_by}",
-    }
+    }  # fmt: skip
     for trial in finding.trials[-1:]:
         row |= {
             "change": trial.change,

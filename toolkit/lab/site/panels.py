@@ -53,12 +53,9 @@ _SHAPES = {
     "held, then to zero": lambda peak: ((0.0, peak), (0.6, peak), (1.0, 0.0)),
     "warmed up, then to zero": lambda peak: ((0.0, 0.0), (0.1, peak), (1.0, 0.0)),
     "a tenth after half": lambda peak: (
-        (0.0, peak),
-        (0.5, peak),
-        (0.51, peak / 10),
-        (1.0, peak / 10),
+        (0.0, peak), (0.5, peak), (0.51, peak / 10), (1.0, peak / 10),
     ),
-}
+}  # fmt: skip
 _SCHEDULES = {
     f"{peak:.0%} of the largest rate, {shape}": points(peak)
     for peak in (1.0, 0.5, 0.2)
@@ -69,10 +66,7 @@ REPLAYED: dict[str, Replayed] = {
     "attention-costs": Replayed(
         "notebooks/attention", "costs = CostPanel(", "CostPanel",
         {
-            "context_length": None,
-            "head_size": (64, 128),
-            "window": (512, 4096),
-            "unit": None,
+            "context_length": None, "head_size": (64, 128), "window": (512, 4096), "unit": None,
             "machine": ("h100", "tpu v6e"),
         },
         {"heads": 4, "head_size": 64, "window": 512, "machine": "h100"},
@@ -88,10 +82,7 @@ REPLAYED: dict[str, Replayed] = {
     "attention-memory": Replayed(
         "notebooks/attention", "memory = MemoryPanel(", "MemoryPanel",
         {
-            "context_length": None,
-            "layers": (16, 32, 80),
-            "sequences": (1, 8, 64),
-            "device": None,
+            "context_length": None, "layers": (16, 32, 80), "sequences": (1, 8, 64), "device": None,
         },
         {"context_length": 32768},
     ),
@@ -221,11 +212,8 @@ REPLAYED: dict[str, Replayed] = {
     "planning-memory": Replayed(
         "notebooks/planning", 'ChipMemoryPanel(model="llama-3-8b"', "ChipMemoryPanel",
         {
-            "model": ("llama-3.2-1b", "llama-3-8b", "llama-3-70b"),
-            "fsdp": (1, 8, 64),
-            "recompute": None,
-            "context": (1024, 4096, 16384, 65536),
-            "chip": ("h100", "v5e"),
+            "model": ("llama-3.2-1b", "llama-3-8b", "llama-3-70b"), "fsdp": (1, 8, 64),
+            "recompute": None, "context": (1024, 4096, 16384, 65536), "chip": ("h100", "v5e"),
         },
         {"recompute": "layer"},
     ),

@@ -148,13 +148,10 @@ class CodesView(View):
     def data(self) -> Data:
         at = self.heaviest
         return {
-            "heaviest": np.arange(len(at)) + 1,
-            "at": at + 1,
-            "true score": self.exact[at],
-            "by PQCache": self.estimates[at],
-            "bits shared (share)": (1 + self.alike[at]) / 2,
+            "heaviest": np.arange(len(at)) + 1, "at": at + 1, "true score": self.exact[at],
+            "by PQCache": self.estimates[at], "bits shared (share)": (1 + self.alike[at]) / 2,
             "cosine": self.cosines[at],
-        }
+        }  # fmt: skip
 
     def sentence(self) -> str:
         shared = int(self.bits.sum())

@@ -202,12 +202,9 @@ def _start(selector, index, length, budget):
 
 
 def tokens_read(
-    system: str,
-    context: int,
-    layer: int,
-    budget: int,
+    system: str, context: int, layer: int, budget: int,
     scores: Float[np.ndarray, "heads rows units"],
-) -> Bool[np.ndarray, "rows heads length"]:
+) -> Bool[np.ndarray, "rows heads length"]:  # fmt: skip
     """Which tokens each query of a layer reads with `budget` tokens, the rule of `decode_step`."""
     index = index_of(system, context)
     selector, length = index.selector, index.length
@@ -303,10 +300,6 @@ def attend(q, k, v, keys, values, is_read):
     along = off / jnp.maximum(jnp.square(off).sum(axis=-1, keepdims=True), 1e-30)
     parts = weights * ((out * along).sum(axis=-1, keepdims=True) - products(along))
     return {
-        "weights": weights,
-        "mass": mass,
-        "error": error,
-        "parts": parts,
-        "out": out,
+        "weights": weights, "mass": mass, "error": error, "parts": parts, "out": out,
         "exact": exact,
-    }
+    }  # fmt: skip
