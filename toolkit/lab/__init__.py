@@ -60,7 +60,9 @@ The tour:
 The functions of `toolkit.language` can be imported from here too.
 """
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,57 +111,17 @@ if TYPE_CHECKING:
     from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
-_HOMES = {
-    "toolkit.lab.attention.instrument": ("CostPanel", "MemoryPanel"),
-    "toolkit.lab.attention.online": ("OnlinePanel",),
-    "toolkit.lab.attention.reading": ("ReadingPanel",),
-    "toolkit.lab.collectives.chunks": ("ChunksPanel",),
-    "toolkit.lab.collectives.cut": ("CutPanel",),
-    "toolkit.lab.collectives.ring": ("RingPanel",),
-    "toolkit.lab.experts.balance": ("BalancePanel",),
-    "toolkit.lab.experts.dispatch": ("DispatchPanel",),
-    "toolkit.lab.experts.layout": ("LayoutPanel",),
-    "toolkit.lab.experts.tokens": ("ExpertPanel",),
-    "toolkit.lab.gradients.lanes": ("LanesPanel",),
-    "toolkit.lab.gradients.sent": ("SentPanel",),
-    "toolkit.lab.kit.controls": ("Choice", "Number", "Words"),
-    "toolkit.lab.kit.panel": ("Panel",),
-    "toolkit.lab.latent.decode": ("DecodePanel",),
-    "toolkit.lab.latent.slice": ("SlicePanel",),
-    "toolkit.lab.lessons.lesson": ("Lesson",),
-    "toolkit.lab.lessons.pages": ("gather",),
-    "toolkit.lab.lessons.room": ("Room",),
-    "toolkit.lab.looped.panel": ("LoopPanel",),
-    "toolkit.lab.looped.state": ("LoopStatePanel",),
-    "toolkit.lab.lr.race": ("RacePanel",),
-    "toolkit.lab.lr.search_panel": ("SearchPanel",),
-    "toolkit.lab.mixers.costs": ("MixerCostPanel",),
-    "toolkit.lab.mixers.panel": ("MixerPanel",),
-    "toolkit.lab.notebooks.execute": ("NotebookRun", "run_notebook"),
-    "toolkit.lab.pipelines.pipeline_panel": ("PipelinePanel",),
-    "toolkit.lab.planning.fits": ("FitsPanel",),
-    "toolkit.lab.planning.memory": ("ChipMemoryPanel",),
-    "toolkit.lab.planning.plan": ("PlanPanel",),
-    "toolkit.lab.planning.timeline": ("TimelinePanel",),
-    "toolkit.lab.serving.gantt": ("RequestsPanel",),
-    "toolkit.lab.serving.knee": ("GoodputPanel",),
-    "toolkit.lab.sharding.mesh": ("MeshPanel",),
-    "toolkit.lab.sharding.step": ("StepPanel",),
-    "toolkit.lab.sparsity.acceptance": ("AcceptancePanel",),
-    "toolkit.lab.sparsity.codes": ("CodesPanel",),
-    "toolkit.lab.sparsity.drop": ("DropPanel",),
-    "toolkit.lab.sparsity.fit": ("FitPanel",),
-    "toolkit.lab.sparsity.sale": ("SalePanel",),
-    "toolkit.lab.sparsity.stale": ("StalePanel",),
-    "toolkit.lab.sparsity.writing": ("WritingPanel",),
-    "toolkit.lab.speedups.panel": ("SpeedupPanel",),
-    "toolkit.lab.tour.tour": ("run_tour",),
-    "toolkit.language": (
-        "TrainedModel", "TrainingRun", "export_language_model", "load_language_model",
-        "stream_text", "train_language_model",
-    ),
-}  # fmt: skip
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# Where each name is defined, as the imports above say, which do not run.
+_HOME_OF = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+_HOME_OF |= dict.fromkeys(
+    ("TrainedModel", "TrainingRun", "export_language_model", "load_language_model", "stream_text",
+     "train_language_model"), "toolkit.language",
+)  # fmt: skip
 
 __all__ = [
     "AcceptancePanel", "BalancePanel", "ChipMemoryPanel", "Choice", "ChunksPanel", "CodesPanel",
@@ -174,8 +136,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    if home := _HOME_OF.get(name):
+        return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'toolkit.lab' has no attribute {name!r}")
 
 
