@@ -8,16 +8,7 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Float
 
-from toolkit.schedules.collectives import (
-    Forest,
-    Optimum,
-    Topology,
-    disjoint_rings,
-    forest,
-    named_topology,
-    optimum,
-    ring_forest,
-)
+from toolkit.schedules import collectives
 
 NETWORKS = {
     "ring:8": "ring of 8", "mesh:3x3": "mesh 3 x 3", "torus:4x4": "torus 4 x 4",
@@ -31,7 +22,7 @@ MOST_CABLES = 32
 class Drawing:
     """Where the nodes of a network lie, and its cables."""
 
-    topology: Topology  # the network as it was built
+    topology: collectives.Topology  # the network as it was built
     places: Float[np.ndarray, "nodes 2"]  # [nodes, 2], in [0, 1]
     cables: tuple[tuple[int, int], ...]  # pairs of nodes, the lower one first, in order
     is_grid: bool  # whether the nodes are a grid, whose cables around its ends are drawn as stubs
@@ -52,7 +43,7 @@ def drawing_of(name: str) -> Drawing:
     """A network by name with its places: grids as grids, switches above, others by NetworkX."""
     import networkx
 
-    topology = named_topology(name)
+    topology = collectives.named_topology(name)
     nodes, switches = range(len(topology.labels)), topology.labels[topology.compute :]
     graph = networkx.Graph(list(topology.links))
     is_grid = all(re.fullmatch(r"\d+,\d+", label) for label in topology.labels)
@@ -81,7 +72,7 @@ def drawing_of(name: str) -> Drawing:
 
 
 @functools.lru_cache(512)
-def changed(name: str, cable: int, speed: float) -> Topology:
+def changed(name: str, cable: int, speed: float) -> collectives.Topology:
     """A network with one cable (counted from 1; 0: none) at a multiple of its rate, or cut."""
     drawing = drawing_of(name)
     topology, times = drawing.topology, Fraction(str(speed))
@@ -93,26 +84,28 @@ def changed(name: str, cable: int, speed: float) -> Topology:
         for link, rate in topology.links.items()
         if times or set(link) != set(ends)
     }
-    return Topology(
+    return collectives.Topology(
         topology.name, topology.labels, topology.compute, links, seconds=topology.seconds
     )
 
 
 @functools.lru_cache(512)
-def best_of(name: str, collective: str, cable: int, speed: float) -> Optimum:
+def best_of(name: str, collective: str, cable: int, speed: float) -> collectives.Optimum:
     """The optimum on the network as changed."""
-    return optimum(changed(name, cable, speed), collective)  # type: ignore[arg-type]
+    return collectives.optimum(changed(name, cable, speed), collective)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(256)
-def trees_of(name: str, collective: str, schedule: str, cable: int, speed: float) -> Forest:
+def trees_of(
+    name: str, collective: str, schedule: str, cable: int, speed: float
+) -> collectives.Forest:
     """The best trees, or rings that were found before the cable changed and go around a cut."""
     network = changed(name, cable, speed)
     if schedule == "trees":
-        return forest(network, collective)  # type: ignore[arg-type]
-    return ring_forest(network, collective, _rings(name))
+        return collectives.forest(network, collective)  # type: ignore[arg-type]
+    return collectives.ring_forest(network, collective, _rings(name))
 
 
 @functools.lru_cache(64)
 def _rings(name: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(disjoint_rings(drawing_of(name).topology))
+    return tuple(collectives.disjoint_rings(drawing_of(name).topology))

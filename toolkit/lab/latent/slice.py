@@ -11,18 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from matplotlib.axes import Axes
 
-from toolkit.attention.latent import (
-    LatentConfig,
-    LatentWeights,
-    SlicingReport,
-    calibration_latents,
-    energy_shares,
-    fold,
-    hadamard_basis,
-    principal_basis,
-    slice_latents,
-    slicing_report,
-)
+from toolkit.attention import latent
 from toolkit.attention.latent.tpla import Norm, slice_scores
 from toolkit.figures import ACCENT, FAINT, INK, Look, look
 from toolkit.figures.axes import round_up, set_limits
@@ -49,8 +38,8 @@ CALIBRATION = (
 class SmallLayer(NamedTuple):
     """One layer: sizes, weights, and its normalised input for the two texts."""
 
-    config: LatentConfig
-    weights: LatentWeights
+    config: latent.LatentConfig
+    weights: latent.LatentWeights
     x: Float[Array, "1 time width"]
     calibration: Float[Array, "1 time width"]
 
@@ -89,22 +78,22 @@ class Sliced(NamedTuple):
     true: np.ndarray  # softmax of the whole latent [heads, queries, keys]
     own: np.ndarray  # softmax of every slice [slices, heads, queries, keys]
     shares: np.ndarray  # shares of the latents' energy on the calibration text [slices]
-    report: SlicingReport  # errors on the text
+    report: latent.SlicingReport  # errors on the text
 
 
 @functools.cache
 def sliced_layer(layer: int, basis: str, slices: int, norm: Norm) -> Sliced:
     """One layer of the stored model with its latents in another basis and sliced; cached."""
     config, weights, x, calibration = small_layers()[layer]
-    latents = calibration_latents(calibration, weights, config)
+    latents = latent.calibration_latents(calibration, weights, config)
     bases = {
         "none": lambda: None,
-        "hadamard": lambda: hadamard_basis(config.latent_size, jax.random.key(0)),
-        "principal": lambda: principal_basis(latents),
+        "hadamard": lambda: latent.hadamard_basis(config.latent_size, jax.random.key(0)),
+        "principal": lambda: latent.principal_basis(latents),
     }
-    folded = fold(weights, bases[basis]())
-    shares = energy_shares(calibration_latents(calibration, folded, config), slices)
-    cut = slice_latents(folded, slices, shares=shares)
+    folded = latent.fold(weights, bases[basis]())
+    shares = latent.energy_shares(latent.calibration_latents(calibration, folded, config), slices)
+    cut = latent.slice_latents(folded, slices, shares=shares)
     scores = slice_scores(x, cut, config, norm=norm)
     visible = np.tri(x.shape[1], dtype=bool)
 
@@ -113,7 +102,7 @@ def sliced_layer(layer: int, basis: str, slices: int, norm: Norm) -> Sliced:
         made = np.exp(masked - masked.max(axis=-1, keepdims=True))
         return made / made.sum(axis=-1, keepdims=True)
 
-    report = slicing_report(x, cut, config, norm=norm)
+    report = latent.slicing_report(x, cut, config, norm=norm)
     true, own = softmax(scores.true[0, 0]), softmax(scores.slices[:, 0])
     return Sliced(true, own, shares, report)
 
@@ -131,7 +120,7 @@ class SliceView(View):
     true: np.ndarray  # weights on the tokens up to the query
     own: np.ndarray  # weights of every slice [slices, keys]
     shares: np.ndarray
-    report: SlicingReport
+    report: latent.SlicingReport
     errors: dict[tuple[str, str], float]  # (basis, norm) -> relative error of the layer's output
 
     def data(self) -> Data:

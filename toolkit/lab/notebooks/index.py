@@ -23,31 +23,20 @@ _LINK = re.compile(r"\[(Colab|Kaggle|Binder)\]\(([^)]*)\)")
 
 @dataclass(frozen=True)
 class Entry:
-    """One notebook.
+    """One notebook."""
 
-    Attributes:
-        path: path from the root, such as "notebooks/mixers.ipynb".
-        name: name of its progress file.
-        minutes: minutes to work through; empty for an instrument.
-        needs: time and memory to run, in words.
-        devices: number of devices, in words.
-        gain: the learning goal; empty for an instrument.
-        links: name -> address of other places that open it.
-        guesses, exercises: number of each.
-        picture: a small PNG.
-    """
-
-    path: str
-    name: str
+    path: str  # path from the root, such as "notebooks/mixers.ipynb"
+    name: str  # name of its progress file
     title: str
-    minutes: str
-    needs: str
-    devices: str
-    gain: str
-    links: dict[str, str]
+    minutes: str  # minutes to work through; empty for an instrument
+    needs: str  # time and memory to run, in words
+    devices: str  # number of devices, in words
+    gain: str  # the learning goal; empty for an instrument
+    links: dict[str, str]  # name -> address of other places that open it
+    # guesses, exercises: number of each
     guesses: int
     exercises: int
-    picture: bytes
+    picture: bytes  # a small PNG
 
 
 def read_entries(root: Path, folder: str) -> list[Entry]:

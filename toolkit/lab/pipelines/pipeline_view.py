@@ -9,43 +9,26 @@ from fractions import Fraction
 
 import numpy as np
 
+from toolkit import schedules
 from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View
 from toolkit.measure import in_words
 from toolkit.measure.words import counted
-from toolkit.schedules import (
-    Durations,
-    Schedule,
-    Task,
-    Timeline,
-    breadth_first,
-    dual_pipe_v,
-    faults,
-    from_csv,
-    gpipe,
-    interleaved,
-    one_forward_one_backward,
-    simulate,
-    to_csv,
-    zero_bubble_h1,
-    zero_bubble_h2,
-    zero_bubble_v,
-)
 from toolkit.schedules.search import search_schedule, shape_of
 from toolkit.schedules.search.whole import lower_bound
 
-RULES: dict[str, Callable[[int, int], Schedule]] = {
-    "GPipe": gpipe,
-    "1F1B": one_forward_one_backward,
-    "interleaved": interleaved,
-    "breadth first": breadth_first,
-    "ZB-H1": zero_bubble_h1,
-    "ZB-H2": zero_bubble_h2,
-    "ZB-V": zero_bubble_v,
-    "DualPipe-V": dual_pipe_v,
+RULES: dict[str, Callable[[int, int], schedules.Schedule]] = {
+    "GPipe": schedules.gpipe,
+    "1F1B": schedules.one_forward_one_backward,
+    "interleaved": schedules.interleaved,
+    "breadth first": schedules.breadth_first,
+    "ZB-H1": schedules.zero_bubble_h1,
+    "ZB-H2": schedules.zero_bubble_h2,
+    "ZB-V": schedules.zero_bubble_v,
+    "DualPipe-V": schedules.dual_pipe_v,
     # Until an order is searched for, that with which the search begins.
-    "searched, chain": zero_bubble_h1,
-    "searched, V": zero_bubble_v,
+    "searched, chain": schedules.zero_bubble_h1,
+    "searched, V": schedules.zero_bubble_v,
 }
 SEARCHED = tuple(name for name in RULES if name.startswith("searched"))
 KINDS = {
@@ -61,7 +44,7 @@ NONE = "none"
 _MOVE = re.compile(r"([FBIW])(\d+)@(\d+) to (\d+)")
 
 
-def moved(schedule: Schedule, moves: str) -> Schedule:
+def moved(schedule: schedules.Schedule, moves: str) -> schedules.Schedule:
     """The schedule with tasks moved by hand, such as "F3@1 to 5; B0@2 to 1".
 
     A move takes a task to a place among the tasks of its device, counted from 0. An order that
@@ -73,7 +56,7 @@ def moved(schedule: Schedule, moves: str) -> Schedule:
         match = _MOVE.fullmatch(words.strip())
         if match is None:
             raise ValueError(f"moves: got {words.strip()!r}, wanted such as F3@1 to 5")
-        task, place = Task(match[1], int(match[2]), int(match[3])), int(match[4])
+        task, place = schedules.Task(match[1], int(match[2]), int(match[3])), int(match[4])
         device = next((d for d, order in enumerate(schedule.orders) if task in order), None)
         if device is None:
             raise ValueError(f"moves: {task} is no task of this schedule")
@@ -83,7 +66,7 @@ def moved(schedule: Schedule, moves: str) -> Schedule:
         order.insert(place, task)
         orders = tuple(tuple(order) if d == device else o for d, o in enumerate(schedule.orders))
         schedule = dataclasses.replace(schedule, orders=orders)
-        if wrong := faults(schedule):
+        if wrong := schedules.faults(schedule):
             raise ValueError(f"moves: {task} cannot go to {place}: {' '.join(wrong)}")
     return schedule
 
@@ -91,9 +74,9 @@ def moved(schedule: Schedule, moves: str) -> Schedule:
 @functools.lru_cache(32)
 def schedule_of(
     name: str, devices: int, microbatches: int, moves: str, table: str = ""
-) -> Schedule:
+) -> schedules.Schedule:
     """The schedule of a rule in `RULES`, or of a table, with what was moved by hand."""
-    found = from_csv(table, name) if table else RULES[name](devices, microbatches)
+    found = schedules.from_csv(table, name) if table else RULES[name](devices, microbatches)
     return moved(found, moves)
 
 
@@ -103,9 +86,11 @@ def searched_table(name: str, devices: int, microbatches: int, slow: int, times:
     seed = RULES[name](devices, microbatches)
     factor = Fraction(times).limit_denominator(FINEST)
     factors = _factors(seed, min(slow, seed.stages - 1), factor)
-    shape = shape_of(seed, Durations(*[factor.denominator] * 3, stages=factors))
+    shape = shape_of(seed, schedules.Durations(*[factor.denominator] * 3, stages=factors))
     most = max(seed.peak_activations)
-    return to_csv(search_schedule(shape, microbatches, most, seconds=SEARCH_SECONDS).schedule())
+    return schedules.to_csv(
+        search_schedule(shape, microbatches, most, seconds=SEARCH_SECONDS).schedule()
+    )
 
 
 @functools.lru_cache(32)
@@ -113,12 +98,12 @@ def bound_of(name: str, devices: int, microbatches: int, slow: int, times: Fract
     """No order on this placement ends earlier, without delays."""
     schedule = RULES[name](devices, microbatches)
     scale = times.denominator
-    whole = Durations(*[scale] * 3, stages=_factors(schedule, slow, times))
+    whole = schedules.Durations(*[scale] * 3, stages=_factors(schedule, slow, times))
     found = lower_bound(shape_of(schedule, whole), microbatches)
     return Fraction(found, scale * schedule.chunks)
 
 
-def _factors(schedule: Schedule, slow: int, times: Fraction) -> tuple[Fraction, ...]:
+def _factors(schedule: schedules.Schedule, slow: int, times: Fraction) -> tuple[Fraction, ...]:
     return tuple(times if s == slow else Fraction(1) for s in range(schedule.stages))
 
 
@@ -150,7 +135,7 @@ class Compiled:
 class PipelineView(View):
     """A schedule in time."""
 
-    timeline: Timeline  # simulated, exact
+    timeline: schedules.Timeline  # simulated, exact
     # starts, ends: for each device its tasks' times
     starts: tuple[np.ndarray, ...]
     ends: tuple[np.ndarray, ...]
@@ -242,8 +227,8 @@ def pipeline_view(
     compiled = compiled if moves == NONE else None
     slow = min(slow, found.stages - 1)
     factor, hop = (Fraction(number).limit_denominator(FINEST) for number in (times, delay))
-    how = Durations(delay=hop, stages=_factors(found, slow, factor))
-    timeline = simulate(found, how)
+    how = schedules.Durations(delay=hop, stages=_factors(found, slow, factor))
+    timeline = schedules.simulate(found, how)
     as_float = functools.cache(float)
     starts, ends = (
         tuple(np.array([as_float(span[at]) for span in row]) for row in timeline.spans)
@@ -295,7 +280,7 @@ def scene_of(view: PipelineView) -> Scene:
     )  # fmt: skip
 
 
-def place_in_words(schedule: Schedule, bar: int, place: int) -> str:
+def place_in_words(schedule: schedules.Schedule, bar: int, place: int) -> str:
     """A bar of `scene_of` taken to a place of its lane, as `moved` takes it."""
     tasks = [task for order in schedule.orders for task in order]
     return f"{tasks[bar]} to {place}"

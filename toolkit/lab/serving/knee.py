@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from toolkit import serving
 from toolkit.figures import ACCENT, INK, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
@@ -20,19 +21,6 @@ from toolkit.lab.kit.view import Data, Progress, View
 from toolkit.looped import cache_bytes_per_token
 from toolkit.planning import cluster
 from toolkit.planning.models import model_of
-from toolkit.serving import (
-    Instance,
-    PrefillFirst,
-    Run,
-    Scheduler,
-    Served,
-    Static,
-    TracedRequest,
-    WriteOnly,
-    attainment,
-    planned_cost,
-    simulate,
-)
 
 MODEL, CHIP, CHIPS = "llama-3-8b", "h100:1", 2
 PAGE = 16  # tokens
@@ -50,48 +38,48 @@ ORDERS = {
 
 
 @functools.cache
-def requests_at_one_per_second(count: int) -> tuple[TracedRequest, ...]:
+def requests_at_one_per_second(count: int) -> tuple[serving.TracedRequest, ...]:
     """Poisson arrivals; prompts and texts of lognormal lengths, about 350 and 40 tokens."""
     draw = np.random.default_rng(0)
     arrivals = np.cumsum(draw.exponential(1, count))
     prompts = np.clip(draw.lognormal(np.log(300), 0.6, count), 8, 1000).astype(int)
     outputs = np.clip(draw.lognormal(np.log(30), 0.8, count), 2, 128).astype(int)
     rows = zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
-    return tuple(TracedRequest(*row) for row in rows)
+    return tuple(serving.TracedRequest(*row) for row in rows)
 
 
 @functools.cache
 def _cost():
-    return planned_cost(model_of(MODEL), CHIP)
+    return serving.planned_cost(model_of(MODEL), CHIP)
 
 
 @functools.lru_cache(512)
 def served(
     policy: str, rate: float, count: int, *, order: str = "arrival", budget: int = 256,
     slots: int = 16, pages: int = 1024, evicts: bool = False,
-) -> Run[Served]:  # fmt: skip
+) -> serving.Run[serving.Served]:  # fmt: skip
     """A run of the first requests at a rate, on two chips; slots and pages are a chip's."""
     key = ORDERS[order]
     how = {"room": pages * PAGE, "reserves": "written" if evicts else "all"}
 
-    def instance(scheduler: Scheduler, role: str = "both") -> Instance:
+    def instance(scheduler: serving.Scheduler, role: str = "both") -> serving.Instance:
         seats = None if role == "prefill" else slots
-        return Instance(scheduler, _cost(), seats, role=role, **how)  # type: ignore[arg-type]
+        return serving.Instance(scheduler, _cost(), seats, role=role, **how)  # type: ignore[arg-type]
 
     if policy == "pools":
         instances = [
-            instance(PrefillFirst(BATCH, order=key), "prefill"),
-            instance(WriteOnly(order=key), "decode"),
+            instance(serving.PrefillFirst(BATCH, order=key), "prefill"),
+            instance(serving.WriteOnly(order=key), "decode"),
         ]
     else:
-        make = {"static": (Static, BATCH), "first": (PrefillFirst, BATCH),
-                "chunks": (Scheduler, budget)}[policy]  # fmt: skip
+        make = {"static": (serving.Static, BATCH), "first": (serving.PrefillFirst, BATCH),
+                "chunks": (serving.Scheduler, budget)}[policy]  # fmt: skip
         instances = [instance(make[0](make[1], order=key)) for _ in range(CHIPS)]
     trace = [entry._replace(arrival=entry.arrival / rate)
              for entry in requests_at_one_per_second(count)]  # fmt: skip
     link = cluster("h100:2").link(1, CHIPS)
     sent = cache_bytes_per_token(model_of(MODEL)) / link.bytes_per_second
-    return simulate(trace, instances, seconds_per_token_sent=sent)
+    return serving.simulate(trace, instances, seconds_per_token_sent=sent)
 
 
 LOADS = (2.0, 15.0, 30.0, 45.0, 60.0, 80.0, 100.0, 120.0)  # requests per second
@@ -157,14 +145,15 @@ class GoodputView(View):
 
 
 def goodput_view(
-    runs: Mapping[str, list[Run]], *, first: float, gap: str, bound: float, count: int
+    runs: Mapping[str, list[serving.Run]], *, first: float, gap: str, bound: float, count: int
 ) -> GoodputView:
     """Policies whose runs at all loads are given."""
     bounds = {"first_token": first / 1e3, gap: bound / 1e3}
 
     def shares(policy: str, part: int) -> list[float]:
         return [
-            attainment(run._replace(requests=run.requests[:part]), **bounds) for run in runs[policy]
+            serving.attainment(run._replace(requests=run.requests[:part]), **bounds)
+            for run in runs[policy]
         ]
 
     half = {policy: knee(shares(policy, count // 2)) for policy in runs}
@@ -242,7 +231,7 @@ class GoodputPanel(Panel):
     )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
-        self._runs: dict[tuple[Any, ...], Run] = {}
+        self._runs: dict[tuple[Any, ...], serving.Run] = {}
         super().__init__(**values)
 
     def compute(self, *, budget: int, slots: int, **state: Any) -> GoodputView:

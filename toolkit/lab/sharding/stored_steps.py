@@ -18,17 +18,8 @@ import jax.numpy as jnp
 import optax
 from tqdm import tqdm
 
+from toolkit import parallel
 from toolkit.lab.kit.stored import stored_folder
-from toolkit.parallel import (
-    Blame,
-    Finding,
-    Layout,
-    blame,
-    layout,
-    make_mesh,
-    partitioned_train_step,
-    simulate_devices,
-)
 from toolkit.parallel.axes import axes_of
 
 FLOAT32 = 4
@@ -53,10 +44,10 @@ def axes_of_mesh(mesh: str, scheme: str) -> dict[str, int]:
     return dict(zip(names, (rows, columns), strict=True))
 
 
-def block_layout(mesh: str, scheme: str) -> Layout:
+def block_layout(mesh: str, scheme: str) -> parallel.Layout:
     """The layout of the block on the first eight devices."""
     axes = axes_of_mesh(mesh, scheme)
-    return layout(BLOCK, make_mesh(axes, devices=jax.devices()[:DEVICES]), scheme)
+    return parallel.layout(BLOCK, parallel.make_mesh(axes, devices=jax.devices()[:DEVICES]), scheme)
 
 
 def block_loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -70,29 +61,32 @@ def block_loss(params: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.mean(jnp.square(output - target))
 
 
-def step_arguments(found: Layout, optimizer: optax.GradientTransformation) -> tuple[Any, ...]:
+def step_arguments(
+    found: parallel.Layout, optimizer: optax.GradientTransformation
+) -> tuple[Any, ...]:
     """Shapes of parameters, optimiser's state and batch, placed as a layout says."""
-    placed = (
-        jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-            tree,
-            found.shardings(tree),
-        )
-        for tree in (BLOCK, jax.eval_shape(optimizer.init, BLOCK))
-    )
     x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32, sharding=found.batch_sharding)
-    return *placed, (x, x)
+    return *placed(found, BLOCK, jax.eval_shape(optimizer.init, BLOCK)), (x, x)
 
 
-def blame_step(found: Layout) -> Blame:
+def placed(found: parallel.Layout, *trees: Any) -> tuple[Any, ...]:
+    """The shapes of trees, placed as a layout says."""
+
+    def shape(leaf: Any, place: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return tuple(jax.tree.map(shape, tree, found.shardings(tree)) for tree in trees)
+
+
+def blame_step(found: parallel.Layout) -> parallel.Blame:
     """The compiled step under a layout: each collective, its cause, and what would remove it."""
     optimizer = optax.adam(1e-3)
-    step = partitioned_train_step(block_loss, optimizer, found)
+    step = parallel.partitioned_train_step(block_loss, optimizer, found)
     arguments = step_arguments(found, optimizer)
-    return blame(step.__wrapped__, arguments, results=results_of(found, arguments))
+    return parallel.blame(step.__wrapped__, arguments, results=results_of(found, arguments))
 
 
-def results_of(found: Layout, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def results_of(found: parallel.Layout, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The shardings of a step's results: parameters and optimiser state as before, and the loss."""
     state = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
     return *state, jax.NamedSharding(found.mesh, jax.P())
@@ -223,7 +217,7 @@ def compiled_with() -> str:
     return _stored()["compiled_with"]
 
 
-def arrays_of(found: Layout) -> list[Any]:
+def arrays_of(found: parallel.Layout) -> list[Any]:
     """A layout as it is stored."""
     return [
         [row.path, list(row.shape), {name: axes_of(spec) for name, spec in row.states.items()}]
@@ -231,7 +225,7 @@ def arrays_of(found: Layout) -> list[Any]:
     ]
 
 
-def collectives_of(found: Layout) -> list[dict[str, Any]]:
+def collectives_of(found: parallel.Layout) -> list[dict[str, Any]]:
     """The collectives of the step under a layout as they are stored, in program order."""
     blamed = blame_step(found)
     place = {id(item): at for at, item in enumerate(blamed.explanation.collectives)}
@@ -239,7 +233,7 @@ def collectives_of(found: Layout) -> list[dict[str, Any]]:
     return [_collective(finding) for finding in in_order]
 
 
-def _collective(finding: Finding) -> dict[str, Any]:
+def _collective(finding: parallel.Finding) -> dict[str, Any]:
     item = finding.item
     row = {
         "kind": item.collective.kind, "axes": list(item.axes), "count": item.collective.count,
@@ -266,7 +260,7 @@ def _stored() -> dict[str, Any]:
 
 def main() -> None:
     """Writes the file anew, in about a minute."""
-    simulate_devices(DEVICES)
+    parallel.simulate_devices(DEVICES)
     steps = {}
     for mesh, scheme in tqdm([(mesh, scheme) for mesh in MESHES for scheme in SCHEMES]):
         found = block_layout(mesh, scheme)

@@ -14,23 +14,15 @@ from toolkit.lab.site.replay import Values
 
 @dataclass(frozen=True)
 class Replayed:
-    """A panel of the site.
+    """A panel of the site."""
 
-    Attributes:
-        page: its notebook, such as `"notebooks/mixers"`.
-        cell: the beginning of a line in the cell that shows it.
-        panel: its name in `toolkit.lab`.
-        grid: control -> its values; other controls are fixed.
-        start: initial values that differ from those of a new panel.
-        prepare: function to call on the panel before recording.
-    """
-
-    page: str
-    cell: str
-    panel: str
-    grid: Mapping[str, Values]
+    page: str  # its notebook, such as `"notebooks/mixers"`
+    cell: str  # the beginning of a line in the cell that shows it
+    panel: str  # its name in `toolkit.lab`
+    grid: Mapping[str, Values]  # control -> its values; other controls are fixed
+    # Initial values that differ from those of a new panel
     start: Mapping[str, Any] = field(default_factory=dict)
-    prepare: Callable[[Any], None] | None = None
+    prepare: Callable[[Any], None] | None = None  # function to call on the panel before recording
 
     def make(self) -> Panel:
         """The panel as it starts."""

@@ -14,14 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from toolkit.attention.sparse import (
-    SELECTORS,
-    FixedTokens,
-    build,
-    decode_step,
-    observe,
-    update,
-)
+from toolkit.attention import sparse
 from toolkit.figures import ACCENT, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.reading import MAX_TOKENS, SHARPNESS, word_keys
@@ -63,9 +56,9 @@ def written(
     full = np.exp(scores - scores.max(1, keepdims=True))
     full /= full.sum(1, keepdims=True)
     small = {"page_size": 2} if system == "quest" else {}
-    selector = SELECTORS[system](sinks=int(system == "window"), recent=1, **small)
+    selector = sparse.SELECTORS[system](sinks=int(system == "window"), recent=1, **small)
     known = {"queries": queries} if selector.sees_queries else {}
-    cache = build(selector, keys, values, jnp.full(1, prompt, jnp.int32), scale=1.0, **known)
+    cache = sparse.build(selector, keys, values, jnp.full(1, prompt, jnp.int32), scale=1.0, **known)
     step, rows = _step(selector, budget), [*full[:prompt]]
     for place in range(prompt, count):
         at = (x[:, :, place] for x in (queries, keys, values))
@@ -78,10 +71,10 @@ def written(
 def _step(selector: Any, budget: int) -> Any:
     @jax.jit
     def step(cache, q, k, v):
-        cache = update(selector, cache, k, v)
-        found = decode_step(cache, q, selector, FixedTokens(budget), scale=1.0)
+        cache = sparse.update(selector, cache, k, v)
+        found = sparse.decode_step(cache, q, selector, sparse.FixedTokens(budget), scale=1.0)
         if found.log_weights is not None:
-            cache = observe(selector, cache, found)
+            cache = sparse.observe(selector, cache, found)
         return found.out[0, 0], cache
 
     return step

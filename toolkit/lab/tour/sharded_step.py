@@ -15,16 +15,10 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
+from toolkit import parallel
 from toolkit.language import next_byte_loss
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.measure import collectives
-from toolkit.parallel import (
-    data_parallel,
-    fully_sharded,
-    make_mesh,
-    sharded_train_step,
-    simulate_devices,
-)
 
 DEVICES = 8
 BATCH, WINDOW = 16, 64
@@ -52,14 +46,14 @@ def sharded_step_facts() -> dict[str, Any]:
         return optax.apply_updates(params, updates)
 
     expected = one_device(params, batch)
-    mesh = make_mesh({"data": DEVICES})
-    strategies = {"data parallel": data_parallel, "fully sharded": fully_sharded}
+    mesh = parallel.make_mesh({"data": DEVICES})
+    strategies = {"data parallel": parallel.data_parallel, "fully sharded": parallel.fully_sharded}
     layouts = {}
     for name, strategy in tqdm(strategies.items(), desc="layouts", unit="layout"):
         layout = strategy(params, mesh)
         state = layout.apply(params), layout.apply(optimizer.init(params))
         arguments = *state, layout.apply_batch(batch)
-        compiled = sharded_train_step(loss, optimizer, layout).lower(*arguments).compile()
+        compiled = parallel.sharded_train_step(loss, optimizer, layout).lower(*arguments).compile()
         result, _, _ = compiled(*arguments)
         difference = max(
             float(jnp.max(jnp.abs(a - b)))
@@ -98,5 +92,5 @@ def _merged(found: list[Any]) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     # Each program runs once, untimed; what it sends is the same, and XLA takes half as long.
     jax.config.update("jax_disable_most_optimizations", True)
-    simulate_devices(DEVICES)
+    parallel.simulate_devices(DEVICES)
     json.dump(sharded_step_facts(), sys.stdout)
