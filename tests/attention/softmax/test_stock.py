@@ -62,6 +62,14 @@ def gradient(*arrays, **options):
     return jax.grad(loss, argnums=(0, 1, 2))(*arrays)
 
 
+@pytest.fixture
+def machine_with_cudnn(monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as stock  # asks the machine at tracing
+
+    monkeypatch.setattr(stock, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(stock, "check_compute_capability", lambda capability: True)
+
+
 @pytest.mark.parametrize(
     ("options", "time"),
     [
@@ -72,15 +80,24 @@ def gradient(*arrays, **options):
         ({"query_seq_lengths": LENGTHS}, TIME),
     ],
 )
-def test_programs_for_a_gpu_hold_the_kernel_of_cudnn(options, time, monkeypatch):
-    from jax._src.cudnn import fused_attention_stablehlo as stock  # asks the machine at tracing
-
-    monkeypatch.setattr(stock, "check_cudnn_version", lambda: 91_000)
-    monkeypatch.setattr(stock, "check_compute_capability", lambda capability: True)
+def test_programs_for_a_gpu_hold_the_kernel_of_cudnn(options, time, machine_with_cudnn):
     arrays = [x[:, :time] for x in inputs()]
     traced = jax.jit(partial(gradient, implementation="cudnn", **options)).trace(*arrays)
     program = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert program.count("__cudnn$fmha") >= 2  # forward and backward
+
+
+def test_a_second_derivative_of_cudnn_is_refused_in_a_line(machine_with_cudnn):
+    q, k, v = inputs()
+
+    def slope(q, implementation):
+        return gradient(q, k, v, implementation=implementation)[0].astype(jnp.float32).sum()
+
+    message = 'the gradient of implementation="cudnn" has no derivative; implementation="blockwise"'
+    for second in (jax.grad, jax.jacfwd):  # reverse over reverse, and forward over reverse
+        with pytest.raises(NotImplementedError, match=message):
+            jax.jit(second(partial(slope, implementation="cudnn"))).trace(q)
+        jax.jit(second(partial(slope, implementation="blockwise"))).trace(q)
 
 
 @pytest.mark.parametrize(

@@ -223,18 +223,21 @@ ad.primitive_transposes[_same_p] = _refuse_transpose
 batching.primitive_batchers[_same_p] = lambda arrays, axes: (_same_p.bind(*arrays), *axes)
 
 
-_BESIDE = '; implementation="xla" has derivatives of any order in both modes.'
-
-
-def gradient_only(tree: Any, what: str = 'implementation="pallas"', beside: str = _BESIDE) -> Any:
-    """Mark the inputs of a function with a gradient only: forward mode is refused when it runs."""
-    message = f"{what} has no forward mode{beside}"
+def gradient_only(tree: Any, name: str = "pallas") -> Any:
+    """Mark the inputs of a form with a gradient only: forward mode is refused when it runs."""
+    message = f'implementation="{name}" has no forward mode{_beside(name)}'
     return jax.tree.map(partial(_reverse_mode_only, message), tree)
 
 
-def no_derivative(what: str, tree: Any) -> Any:
-    """Mark the inputs of kernels without a derivative, which compute `what`."""
-    return jax.tree.map(partial(_refused, what), tree)
+def no_derivative(what: str, tree: Any, name: str = "pallas") -> Any:
+    """Mark the inputs of kernels without a derivative, which compute `what` of a form."""
+    message = f'{what} of implementation="{name}" has no derivative{_beside(name)}'
+    return jax.tree.map(partial(_refused, message), tree)
+
+
+def _beside(name: str) -> str:
+    other = "xla" if name == "pallas" else "blockwise"
+    return f'; implementation="{other}" has derivatives of any order in both modes.'
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -261,10 +264,10 @@ mlir.register_lowering(_tangent_p, _refuse_to_run)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _refused(what: str, x: Array) -> Array:
+def _refused(message: str, x: Array) -> Array:
     return x
 
 
 @_refused.defjvp
-def _refused_jvp(what, primals, tangents):
-    raise NotImplementedError(f'{what} of implementation="pallas" has no derivative' + _BESIDE)
+def _refused_jvp(message, primals, tangents):
+    raise NotImplementedError(message)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit.attention._attend import Window, bounded, run_numbers
-from toolkit.attention.execution.derivatives import gradient_only
+from toolkit.attention.execution.derivatives import gradient_only, no_derivative
 from toolkit.attention.execution.platforms import run_on
 from toolkit.attention.softmax.scores import Options
 
@@ -73,29 +73,39 @@ def stock_attention(q, k, v, segment_ids, lengths, *, name, window: Window, opti
 
 
 def _cudnn(q, k, v, query_lengths, key_lengths, window: Window, scale: float) -> Array:
-    beside = '; implementation="blockwise" has derivatives of any order in both modes.'
-    q, k, v = gradient_only((q, k, v), 'implementation="cudnn"', beside)
-    left, right = window
+    q, k, v = gradient_only((q, k, v), "cudnn")
     time = q.shape[1]
     lengths = (query_lengths, time), (key_lengths, k.shape[1])
     query_lengths, key_lengths = (x if x is None else bounded(x, 0, most) for x, most in lengths)
     if time % 2:  # one more token at the end is seen by no other
         q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
     try:
-        out = jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            scale=scale,
-            is_causal=right == 0,
-            query_seq_lengths=query_lengths,
-            key_value_seq_lengths=key_lengths,
-            local_window_size=None if left is None else (left, 0),
-            implementation="cudnn",
-        )
-        return out[:, :time]
+        return _cudnn_once((window, scale), q, k, v, query_lengths, key_lengths)[:, :time]
     except (RuntimeError, NotImplementedError) as error:  # jax asks the machine while it traces
         raise ValueError(f'implementation="cudnn" does not run here: {error}') from error
+
+
+def _cudnn_kernel(how: tuple[Window, float], q, k, v, query_lengths, key_lengths) -> Array:
+    (left, right), scale = how
+    return jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=right == 0, implementation="cudnn",
+        query_seq_lengths=query_lengths, key_value_seq_lengths=key_lengths,
+        local_window_size=None if left is None else (left, 0),
+    )  # fmt: skip
+
+
+def _cudnn_forward(how, q, k, v, *lengths):
+    arrays = no_derivative("the gradient", (q, k, v), "cudnn")
+    return jax.vjp(lambda *arrays: _cudnn_kernel(how, *arrays, *lengths), *arrays)
+
+
+def _cudnn_backward(how, pullback, d_out):
+    return *pullback(no_derivative("the gradient", d_out, "cudnn")), None, None
+
+
+# Its gradient refuses to be differentiated in our words instead of jax's.
+_cudnn_once = jax.custom_vjp(_cudnn_kernel, nondiff_argnums=(0,))
+_cudnn_once.defvjp(_cudnn_forward, _cudnn_backward)
 
 
 def _splash(window: Window, options: Options, q, k, v, segment_ids, interpret=False) -> Array:
@@ -103,16 +113,8 @@ def _splash(window: Window, options: Options, q, k, v, segment_ids, interpret=Fa
 
     time, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     tile = next(size for size in _TILES if time % size == 0 and keys % size == 0)
-    sizes = splash.BlockSizes(
-        block_q=tile,
-        block_kv=tile,
-        block_kv_compute=tile,
-        block_q_dkv=tile,
-        block_kv_dkv=tile,
-        block_kv_dkv_compute=tile,
-        block_q_dq=tile,
-        block_kv_dq=tile,
-    )
+    sides = "q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"
+    sizes = splash.BlockSizes(**{f"block_{side}": tile for side in sides})
     mask = splash.MultiHeadMask([_splash_mask(window, (time, keys))] * heads)
     kernel = splash.make_splash_mha(
         mask,
