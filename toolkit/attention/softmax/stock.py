@@ -113,8 +113,10 @@ def _splash(window: Window, options: Options, q, k, v, segment_ids, interpret=Fa
 
     time, keys, heads = q.shape[1], k.shape[1], q.shape[2]
     tile = next(size for size in _TILES if time % size == 0 and keys % size == 0)
-    sides = "q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"
-    sizes = splash.BlockSizes(**{f"block_{side}": tile for side in sides})
+    sizes = splash.BlockSizes(
+        block_q=tile, block_kv=tile, block_kv_compute=tile, block_q_dkv=tile, block_kv_dkv=tile,
+        block_kv_dkv_compute=tile, block_q_dq=tile, block_kv_dq=tile,
+    )  # fmt: skip
     mask = splash.MultiHeadMask([_splash_mask(window, (time, keys))] * heads)
     kernel = splash.make_splash_mha(
         mask,

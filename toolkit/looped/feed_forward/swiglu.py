@@ -61,29 +61,6 @@ class SwiGLU(nnx.Module):
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
-class SwiGLULayer(SwiGLU, FeedForwardLayer):
-    """`SwiGLU` of the model's `feed_forward_size`."""
-
-    word: ClassVar[str] = "swiglu"
-    Options: ClassVar[type[LayerOptions]] = SwiGLUOptions
-    can_cut_time: ClassVar[bool] = True
-
-    def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
-        width, hidden = config.width, config.feed_forward_size
-        options, how = self.options_of(config), {"dtype": config.compute_dtype, "rngs": rngs}
-        own = {"activation": options.activation, "has_biases": options.biases}
-        super().__init__(width, hidden, down_std=down_std(hidden, width), **own, **how)
-
-    def routed(self, x: Float[Array, "... width"]) -> tuple[Array, None]:
-        return self(x), None
-
-    @classmethod
-    def parameters(cls, config: Any) -> tuple[int, int]:
-        width, hidden = config.width, config.feed_forward_size
-        count = 3 * width * hidden + (2 * hidden + width) * cls.options_of(config).biases
-        return count, count
-
-
 class MLP(nnx.Module):
     """Feed-forward layer without a gate: y = W_down act(W_up x), act = relu^2 by default."""
 
@@ -100,18 +77,20 @@ class MLP(nnx.Module):
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
-class MLPLayer(MLP, FeedForwardLayer):
-    """`MLP` of the model's `feed_forward_size`."""
+class _DenseLayer(FeedForwardLayer):
+    """What `SwiGLU` and `MLP` share as layers of a model; `matrices` counts their products."""
 
-    word: ClassVar[str] = "mlp"
     Options: ClassVar[type[LayerOptions]] = SwiGLUOptions
     can_cut_time: ClassVar[bool] = True
+    matrices: ClassVar[int]
 
-    def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
-        width, hidden = config.width, config.feed_forward_size
-        options, how = self.options_of(config), {"dtype": config.compute_dtype, "rngs": rngs}
+    @classmethod
+    def sizes_and_options(cls, config: Any) -> dict[str, Any]:
+        """The first arguments of `SwiGLU` and `MLP`, by name."""
+        sizes = {"width": config.width, "hidden": config.feed_forward_size}
+        options = cls.options_of(config)
         own = {"activation": options.activation, "has_biases": options.biases}
-        super().__init__(width, hidden, down_std=down_std(hidden, width), **own, **how)
+        return {**sizes, **own, "dtype": config.compute_dtype}
 
     def routed(self, x: Float[Array, "... width"]) -> tuple[Array, None]:
         return self(x), None
@@ -119,8 +98,31 @@ class MLPLayer(MLP, FeedForwardLayer):
     @classmethod
     def parameters(cls, config: Any) -> tuple[int, int]:
         width, hidden = config.width, config.feed_forward_size
-        count = 2 * width * hidden + (hidden + width) * cls.options_of(config).biases
+        biases = ((cls.matrices - 1) * hidden + width) * cls.options_of(config).biases
+        count = cls.matrices * width * hidden + biases
         return count, count
+
+
+class SwiGLULayer(SwiGLU, _DenseLayer):
+    """`SwiGLU` of the model's `feed_forward_size`."""
+
+    word: ClassVar[str] = "swiglu"
+    matrices: ClassVar[int] = 3
+
+    def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
+        std = down_std(config.feed_forward_size, config.width)
+        super().__init__(**self.sizes_and_options(config), down_std=std, rngs=rngs)
+
+
+class MLPLayer(MLP, _DenseLayer):
+    """`MLP` of the model's `feed_forward_size`."""
+
+    word: ClassVar[str] = "mlp"
+    matrices: ClassVar[int] = 2
+
+    def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
+        std = down_std(config.feed_forward_size, config.width)
+        super().__init__(**self.sizes_and_options(config), down_std=std, rngs=rngs)
 
 
 class NoFeedForward(FeedForwardLayer):

@@ -14,7 +14,7 @@ from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.delta import DeltaOptions, GatedDeltaNetLayer
 from toolkit.looped.mixing.linear.mamba2 import Mamba2Layer, Mamba2Options
-from toolkit.looped.mixing.linear.recurrent import Projection, split_heads
+from toolkit.looped.mixing.linear.recurrent import Projection, RecurrentLayer, split_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,60 +55,42 @@ class Levels(nnx.Module):
         return found._replace(inputs=(*found.inputs, weights))
 
 
-class LogLinearMamba2Layer(Mamba2Layer):
-    """`Mamba2Layer` with `log_linear_mamba2` in the place of its mixer.
+class _LevelledLayer(RecurrentLayer):
+    """Before another layer: the same with a state once per level, and weights of the levels."""
 
-    Attributes:
-        levels: their weights.
+    can_cut_time: ClassVar[bool] = False
+
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs, **how: Any):
+        super().__init__(config, rngs=rngs, **how)
+        count = self.options_of(config).levels
+        self.levels = Levels(config, self.sizes.value_heads, count, rngs=rngs)
+
+    @classmethod
+    def empty_state(cls, config: LayerConfig, batch: int, capacity: int) -> Any:
+        made, levels = MIXERS[cls.word].empty_state, cls.options_of(config).levels
+        _, *sizes = cls.sizes_of(config)
+        return made(batch, *sizes, capacity, config.compute_dtype, levels=levels)
+
+    def project(self, x, past, segment_ids):
+        return self.levels.added(super().project(x, past, segment_ids), x)
+
+
+class LogLinearMamba2Layer(_LevelledLayer, Mamba2Layer):
+    """`Mamba2Layer` with `log_linear_mamba2` in the place of its mixer.
 
     Source: Guo et al., "Log-Linear Attention", 2025, section 3.3.
     """
 
     word: ClassVar[str] = "log_mamba2"
     Options: ClassVar[type[LayerOptions]] = LogLinearMamba2Options
-    can_cut_time: ClassVar[bool] = False
-
-    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
-        count = self.options_of(config).levels
-        self.levels = Levels(config, self.sizes.value_heads, count, rngs=rngs)
-
-    @classmethod
-    def empty_state(cls, config: LayerConfig, batch: int, capacity: int) -> Any:
-        return _empty_state(cls, config, batch, capacity)
-
-    def project(self, x, past, segment_ids):
-        return self.levels.added(super().project(x, past, segment_ids), x)
 
 
-class LogLinearGatedDeltaLayer(GatedDeltaNetLayer):
+class LogLinearGatedDeltaLayer(_LevelledLayer, GatedDeltaNetLayer):
     """`GatedDeltaNetLayer` with `log_linear_gated_delta_net` in the place of its mixer.
-
-    Attributes:
-        levels: their weights.
 
     Source: Guo et al., "Log-Linear Attention", 2025, section 3.3.
     """
 
     word: ClassVar[str] = "log_gdn"
     Options: ClassVar[type[LayerOptions]] = LogLinearDeltaOptions
-    can_cut_time: ClassVar[bool] = False
     starts_from_attention: ClassVar[bool] = False
-
-    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
-        count = self.options_of(config).levels
-        self.levels = Levels(config, self.sizes.value_heads, count, rngs=rngs)
-
-    @classmethod
-    def empty_state(cls, config: LayerConfig, batch: int, capacity: int) -> Any:
-        return _empty_state(cls, config, batch, capacity)
-
-    def project(self, x, past, segment_ids):
-        return self.levels.added(super().project(x, past, segment_ids), x)
-
-
-def _empty_state(layer: Any, config: LayerConfig, batch: int, capacity: int) -> Any:
-    _, *sizes = layer.sizes_of(config)
-    made, levels = MIXERS[layer.word].empty_state, layer.options_of(config).levels
-    return made(batch, *sizes, capacity, config.compute_dtype, levels=levels)
