@@ -115,6 +115,18 @@ def test_a_recurrent_layer_keeps_three_times_as_much_as_a_softmax_layer():
     assert gdn == full
 
 
+def test_layers_as_wide_as_the_traced_sequence_keep_their_products():
+    """Once left out: 2,048 tokens' products of a layer 2,048 wide were taken for its weights."""
+    kept = [
+        kept_per_token(
+            LoopedConfig(vocabulary=32, width=width, pattern="gdn", heads=16, dtype="bfloat16"),
+            "gdn", "swiglu", "elementwise", 2048,
+        ) / width
+        for width in (2048, 1792)
+    ]  # fmt: skip
+    assert kept[0] == pytest.approx(kept[1], rel=0.05)
+
+
 def test_the_record_is_of_the_configurations(rows):
     assert len(rows) == len(RECORD.read_text().splitlines()) == len(looped_cases())
     assert f"{len(rows)} of {len(looped_cases())} configurations" in grade_record(

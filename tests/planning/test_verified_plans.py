@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning import Plan, Strategy, cluster, plan, predict
-from toolkit.planning.grade.by_compiler import _repaired, verify_plan
+from toolkit.planning.grade.by_compiler import _repaired, needed_bytes, verify_plan
 
 SMALL = LoopedConfig(
     vocabulary=2048, width=512, pattern="full full", heads=4, feed_forward=1536,
@@ -30,6 +30,17 @@ def test_what_no_tpu_compiler_takes_is_refused():
     found = plan(SMALL, "h100:4", **SIZES)
     with pytest.raises(ValueError, match="want a TPU topology"):
         verify_plan(found)
+
+
+def test_a_program_too_large_is_a_figure_and_no_error():
+    hbm = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+    assert needed_bytes(f"{hbm}temporaries (23.30G) exceeds available HBM (15.75G).") == round(
+        23.3 * 2**30
+    )
+    older = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.9G of 15.75G hbm."
+    assert needed_bytes(older) == round(17.9 * 2**30)
+    with pytest.raises(RuntimeError, match="does not compile it: INTERNAL: Used 1G"):
+        needed_bytes("INTERNAL: Used 1G")
 
 
 @pytest.mark.nightly

@@ -286,8 +286,8 @@ def _refuse_unread(given: dict[str, Any]) -> None:
         raise ValueError(
             "lengths: got none; wanted tokens of sequences, such as --lengths 512 4096"
         )
-    if given["verify"] or given["compile"]:
-        refuse_changed(plan, {"chips": given["chips"]}, "with a topology to compile for")
+    if (topology := given["verify"] or given["compile"]) and given["chips"] != topology:
+        refuse_changed(plan, {"chips": given["chips"]}, f"with {topology} to compile for")
     needs = {"minutes": "grade", "weights": "decode", "cache": "decode"}
     needs |= {"host_memory": "host_link", "collectives": "topology"}
     for name, other in needs.items():

@@ -7,6 +7,7 @@ those of `predict`. They are recorded one by one, so that an interrupted run res
 import dataclasses
 import json
 import math
+import re
 import statistics
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from toolkit.planning.time.timeline import timeline
 
 # Collectives whose bytes depend on the data: compilers see full buffers, predictions an even load.
 INEXACT = ("ragged-all-to-all",)
+_NEEDED = re.compile(r"(?:required for [\w ]*\(|Used )(\d+(?:\.\d+)?)([KMG])")
 
 
 def compiled(case: Case) -> dict[str, Any]:
@@ -83,18 +85,38 @@ def compile_plan(found: Plan) -> str:
             f"chips: nothing to compile for {best.cluster.name if best else 'pipelines'}; want a "
             "TPU topology such as v5e:4x4, and a plan without pipeline stages"
         )
-    devices = best.cluster.devices()
-    done = quickly_compiled(best.config, best.strategy, best.batch, best.sequence_length, devices)
-    peak = peak_bytes(done)
+    peak, done = _compiled_peak(best, best.cluster.devices())
     verdict = "fits" if peak <= best.cluster.chip.memory_bytes else "does not fit"
-    work, chips = compiled_work(done), best.cluster.name
-    half = in_words(timeline(work, chips, link_speed=0.5).step_seconds, "seconds")
-    return (
+    words = (
         f"compiled for {best.cluster.name}, {best.strategy}: {in_words(peak, 'bytes')} per chip, "
         f"{verdict}; predicted {in_words(best.memory.total, 'bytes')} "
-        f"({best.memory.total / peak - 1:+.1%})\n"
-        f"its instructions in time, {timeline(work, chips)}\nstep on links half as fast: {half}"
+        f"({best.memory.total / peak - 1:+.1%})"
     )
+    if done is None:
+        return f"{words}\nlibtpu refuses it; --verify compiles others until it finds what fits"
+    work, chips = compiled_work(done), best.cluster.name
+    half = in_words(timeline(work, chips, link_speed=0.5).step_seconds, "seconds")
+    return f"{words}\nits instructions in time, {timeline(work, chips)}\nstep on links half as fast: {half}"
+
+
+def _compiled_peak(found: Prediction, devices: list[Any]) -> tuple[int, jax.stages.Compiled | None]:
+    """Peak memory of a plan's step as compiled, and the program; None where libtpu refuses it and
+    says how much it would need."""
+    try:
+        done = quickly_compiled(
+            found.config, found.strategy, found.batch, found.sequence_length, devices
+        )
+    except jax.errors.JaxRuntimeError as error:
+        return needed_bytes(str(error)), None
+    return peak_bytes(done), done
+
+
+def needed_bytes(message: str) -> int:
+    """Bytes that a program needs, from libtpu's message that a chip has fewer."""
+    found = _NEEDED.search(message) if "RESOURCE_EXHAUSTED" in message else None
+    if found is None:
+        raise RuntimeError(f"libtpu does not compile it: {message.splitlines()[0][:300]}")
+    return round(float(found[1]) * 2 ** (10 * (1 + "KMG".index(found[2]))))
 
 
 def verify_plan(found: Plan, most: int = 3) -> str:
@@ -110,8 +132,7 @@ def verify_plan(found: Plan, most: int = 3) -> str:
     table = [("strategy", "predicted", "compiled", "error", "", "step")]
 
     def fits(each: Prediction) -> bool:
-        sizes = each.config, each.strategy, each.batch, each.sequence_length
-        peak = peak_bytes(quickly_compiled(*sizes, devices))
+        peak, _ = _compiled_peak(each, devices)
         tried.append(each)
         is_held = peak <= each.cluster.chip.memory_bytes
         table.append((

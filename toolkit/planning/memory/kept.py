@@ -77,9 +77,13 @@ def _layer(config: LoopedConfig, length: int) -> tuple[Callable[..., Any], Any, 
 @functools.lru_cache(maxsize=256)
 def _traced(config: LoopedConfig, recompute: str, length: int) -> float:
     layer, h, state = _layer(config, length)
+    weights = {leaf.shape for leaf in jax.tree.leaves(state)}
+    # Of another length than any weight, which would not be told from what tokens leave.
+    while any(length in shape for shape in weights):
+        length += 2 * LANES
+        h = jax.ShapeDtypeStruct((1, length, config.width), h.dtype)
     run = jax.checkpoint(layer, policy=POLICIES[recompute])
     backward = jax.eval_shape(lambda *given: jax.vjp(run, *given)[1], h, state)
-    weights = {leaf.shape for leaf in jax.tree.leaves(state)}
     found = [leaf for leaf in jax.tree.leaves(backward) if leaf.shape not in weights]
     return sum(_padded_bytes(leaf, length) for leaf in found) / length
 
