@@ -25,6 +25,7 @@ from toolkit.planning.memory.gpus import shown_bytes
 from toolkit.planning.memory.staged import fused_kept, staged_peak
 from toolkit.planning.mixtures import remote_copies
 from toolkit.planning.search.recipes import _choices, _instead
+from toolkit.planning.time.seconds import Seconds
 
 PUBLISHED = Path(__file__).parents[2] / "data/planning/published.jsonl"
 DRAWN = PUBLISHED.with_name("drawn-libtpu-0.0.42.jsonl")
@@ -99,6 +100,16 @@ def test_overlapped_communication_hides_behind_computing():
     assert 0.9 * plain.step_seconds < hidden.step_seconds < 0.98 * plain.step_seconds
     with pytest.raises(ValueError, match="overlapped must be one of '', 'tensor'"):
         Strategy(tensor=2, overlapped="all")
+
+
+def test_tokens_beside_computing_take_a_seventh_of_its_multiprocessors():
+    """Qwen3 235B on 256 H100s: with the slowdown of gathers its step took a third too long."""
+    alone = Seconds(forward=3.0, backward=6.0)
+    beside = Seconds(beside_forward=2.0, beside_backward=7.0)
+    assert (alone + beside).forward_total(1.7) == pytest.approx(3 + 2 * 20 / 112)
+    assert (alone + beside).backward_total(1.7) == pytest.approx(7 + 6 * 20 / 112)
+    both = alone + beside + Seconds(hidden_forward=1.0)
+    assert both.forward_total(1.7) == pytest.approx(3 + 2 * 20 / 112 + 0.7)
 
 
 def test_all_to_alls_beyond_a_host_go_through_every_chips_own_card():

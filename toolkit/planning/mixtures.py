@@ -49,7 +49,7 @@ def dispatch_of(config: LoopedConfig, strategy: Strategy, tokens: int, parts: in
     if strategy.dispatch == "by_host":
         sent = tokens * config.width * remote_copies(config, parts)
         size = config.compute_dtype.itemsize
-        there = 1 + SCALE_BYTES if strategy.products == "float8" else size
+        there = 1 + SCALE_BYTES if strategy.products != "bfloat16" else size
         return [Traffic("all-to-all", 1, round(sent * each)) for each in (there, size)]
     return dispatch_traffic(
         tokens, config.width, moe.experts, moe.chosen, strategy.expert,

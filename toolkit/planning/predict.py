@@ -316,12 +316,12 @@ def predict(
             f"dispatch {strategy.dispatch!r} runs on {runs_on} only; got chips {where.name!r}, "
             "nearest that works: 'all_to_all'"
         )
-    if strategy.products == "float8" and product_rate(where.chip, "float8") == product_rate(
+    if strategy.products != "bfloat16" and product_rate(where.chip, "float8") == product_rate(
         where.chip, "bfloat16"
     ):
         raise ValueError(
-            f"products 'float8': chips {where.name!r} multiply no such numbers; nearest that "
-            "works: 'bfloat16'"
+            f"products {strategy.products!r}: chips {where.name!r} multiply no such numbers; "
+            "nearest that works: 'bfloat16'"
         )
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")

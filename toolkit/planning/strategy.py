@@ -12,7 +12,7 @@ from toolkit.planning.division import Division
 from toolkit.schedules import Schedule, faults, from_csv
 
 RECOMPUTE = ("none", "elementwise", "layer")
-PRODUCTS = ("bfloat16", "float8")
+PRODUCTS = ("bfloat16", "float8", "float8-rows")
 OVERLAPPED = ("", "tensor", "expert", "tensor, expert")
 # Pipeline schedules, with the chunks per device that they want; None: two or more.
 SCHEDULES = {
@@ -64,8 +64,9 @@ class Strategy(Division):
             tables.
         offload: share of what the forward pass keeps that waits in the host's memory for the
             backward pass (MEMO); modelled only.
-        products: kind of numbers that products with weights multiply: "bfloat16", or "float8",
-            cast from bfloat16 for each product; modelled only.
+        products: kind of numbers that products with weights multiply: "bfloat16"; "float8",
+            cast from bfloat16 for each product and gathered over "tensor" as such; or
+            "float8-rows", scaled row by row after they are gathered; modelled only.
         overlapped: communication that hides behind computing, of `OVERLAPPED`: of "tensor" behind
             the products beside it (asynchronous tensor parallelism), tokens on their way to experts
             behind another microbatch; modelled only.

@@ -96,7 +96,8 @@ def compile_plan(found: Plan) -> str:
         return f"{words}\nlibtpu refuses it; --verify compiles others until it finds what fits"
     work, chips = compiled_work(done), best.cluster.name
     half = in_words(timeline(work, chips, link_speed=0.5).step_seconds, "seconds")
-    return f"{words}\nits instructions in time, {timeline(work, chips)}\nstep on links half as fast: {half}"
+    timed = f"its instructions in time, {timeline(work, chips)}"
+    return f"{words}\n{timed}\nstep on links half as fast: {half}"
 
 
 def _compiled_peak(found: Prediction, devices: list[Any]) -> tuple[int, jax.stages.Compiled | None]:

@@ -28,6 +28,11 @@ from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.strategy import SCHEDULES, Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
 
+# Numbers of products, by precision and what of them has a scale of its own.
+PRODUCTS = {
+    ("bf16", None): "bfloat16", ("fp16", None): "bfloat16", ("fp8", None): "float8",
+    ("fp8", "rows"): "float8-rows",
+}  # fmt: skip
 # What is computed anew, in the words of `Strategy`. "offload" keeps part of a layer on the host.
 RECOMPUTED = {
     "none": "none", "selective": "elementwise", "dots": "elementwise", "full": "layer",
@@ -136,7 +141,7 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         dispatch=layout.get("dispatch", "all_to_all"),
         overlapped=layout.get("overlapped", ""),
         capacity=1.0,  # none of the sources drops tokens
-        products="float8" if row["precision"] == "fp8" else "bfloat16",
+        products=PRODUCTS[row["precision"], row.get("scaled")],
         shard_optimizer="zero" in layout,
         recompute=RECOMPUTED[row["recompute"]],
         microbatches=row["microbatches"],

@@ -36,7 +36,7 @@ def fused_kept(config: LoopedConfig, word: str, fed: str, recompute: str, strate
     """Bytes per token that a layer with fused kernels keeps; "elementwise" computes norms, gates
     and the projections from latents anew. In float8, what products and gates read is kept so."""
     size, width, cut = config.compute_dtype.itemsize, config.width, strategy.tensor
-    read = 1 if strategy.products == "float8" else size
+    read = 1 if strategy.products != "bfloat16" else size
     if recompute == "layer":
         return size * width / cut
     again = recompute == "elementwise"

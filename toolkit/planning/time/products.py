@@ -32,7 +32,7 @@ UNALIGNED, ALIGNMENT = 4.0, 8
 def product_rate(chip: Peak, kind: str) -> float:
     """FLOPs per second of products; of float8 twice the rate of bfloat16, where chips have it."""
     has = any(chip.name == name or chip.name.startswith(f"{name} ") for name in HAS_FLOAT8)
-    return chip.flops_per_second * (2 if kind == "float8" and has else 1)
+    return chip.flops_per_second * (2 if kind != "bfloat16" and has else 1)
 
 
 @functools.lru_cache(maxsize=1 << 16)

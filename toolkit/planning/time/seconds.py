@@ -9,6 +9,10 @@ from toolkit.planning.clusters import Cluster
 # times as fast on Hopper (Shah et al., 2024, arXiv:2407.08608).
 KERNELS = {"stored": 1.0, "flash-2": 1.0, "flash-3": 1.75}
 
+# Computing is so much slower beside exchanges that kernels of their own carry: these take 20 of the
+# 132 multiprocessors of an H800 (DeepSeek-V3, 2024, arXiv:2412.19437, section 3.2.2).
+BESIDE = 132 / 112
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
@@ -155,6 +159,14 @@ def overlapped(compute: float, communication: float, slowdown: float) -> float:
     return max(compute, communication) + min(compute, communication) * (slowdown - 1)
 
 
+def _together(compute: float, hidden: float, beside: float, slowdown: float) -> float:
+    """Computing with both kinds of communication that hide behind it."""
+    if not beside:
+        return overlapped(compute, hidden, slowdown)
+    mean = (hidden * slowdown + beside * BESIDE) / (hidden + beside)
+    return overlapped(compute, hidden + beside, mean)
+
+
 @dataclasses.dataclass(frozen=True)
 class Seconds:
     """Seconds of one step on one chip, or of some of its layers.
@@ -169,6 +181,8 @@ class Seconds:
         update: the optimiser, with the parameters it gathers.
         weight_gradient: the part of `backward` that a pipeline can run later, because no other
             stage waits for it.
+        beside_forward, beside_backward: tokens on their way to experts and back that kernels of
+            their own carry beside computing, which is slower by `BESIDE`.
     """
 
     forward: float = 0.0
@@ -182,6 +196,8 @@ class Seconds:
     expert_forward: float = 0.0
     expert_backward: float = 0.0
     weight_gradient: float = 0.0
+    beside_forward: float = 0.0
+    beside_backward: float = 0.0
 
     # Written out field by field, because a search does this ten thousand times.
     def __add__(self, other: "Seconds") -> "Seconds":
@@ -197,6 +213,8 @@ class Seconds:
             self.expert_forward + other.expert_forward,
             self.expert_backward + other.expert_backward,
             self.weight_gradient + other.weight_gradient,
+            self.beside_forward + other.beside_forward,
+            self.beside_backward + other.beside_backward,
         )
 
     def times(self, count: float) -> "Seconds":
@@ -213,6 +231,8 @@ class Seconds:
             self.expert_forward * count,
             self.expert_backward * count,
             self.weight_gradient * count,
+            self.beside_forward * count,
+            self.beside_backward * count,
         )
 
     def exposed(self, slowdown: float) -> float:
@@ -238,13 +258,15 @@ class Seconds:
     def forward_total(self, slowdown: float) -> float:
         """The forward pass, with overlap."""
         waits = self.tensor_forward + self.expert_forward
-        return overlapped(self.forward, self.hidden_forward, slowdown) + waits
+        hidden = self.hidden_forward, self.beside_forward
+        return _together(self.forward, *hidden, slowdown) + waits
 
     def backward_total(self, slowdown: float) -> float:
         """The backward pass, with recomputation and overlap."""
         backward = self.backward + self.recomputed
         waits = self.tensor_backward + self.expert_backward
-        return overlapped(backward, self.hidden_backward, slowdown) + waits
+        hidden = self.hidden_backward, self.beside_backward
+        return _together(backward, *hidden, slowdown) + waits
 
     def total(self, slowdown: float) -> float:
         """The whole step, with overlap."""

@@ -48,6 +48,9 @@ LOGIT_PASSES, SCORE_PASSES = 3, 6
 HIDING = ("dualpipe-v",)
 # Whose communication computing waits for.
 WAITS = {"tensor": "tensor ", "context": "tensor ", "expert": "expert "}
+# What it is where a program hides it, if not slowed as communication of parameters is: gathers of
+# asynchronous tensor parallelism are, by torchtitan's steps with and without.
+BEHIND = {"expert": "beside "}
 
 
 def layer_seconds(
@@ -82,7 +85,7 @@ def layer_seconds(
         mixing *= UNALIGNED if head_size(config, word) % ALIGNMENT else 1
         heads = config.heads / strategy.tensor
         moved += SCORE_PASSES * config.compute_dtype.itemsize * tokens * length * heads
-    if strategy.products == "float8":
+    if strategy.products != "bfloat16":
         moved += cast_bytes(config, word, fed, strategy, tokens)
     products /= product_rate(chip, strategy.products) * constants.matmul
     faster = KERNELS[constants.attention_kernels]
@@ -237,7 +240,7 @@ def _communication(
     parts: dict[str, float] = dict.fromkeys(
         (
             "tensor forward", "tensor backward", "expert forward", "expert backward", "forward",
-            "backward", "update",
+            "backward", "update", "beside forward", "beside backward",
         ),
         0.0,
     )  # fmt: skip
@@ -245,7 +248,9 @@ def _communication(
         link = cluster.link(each.inner, each.degree, each.kind)
         busiest = constants.imbalance if each.kind == "ragged-all-to-all" else 1.0
         seconds_each = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
-        waits = "" if each.part in hidden else WAITS.get(each.part, "")
+        waits = WAITS.get(each.part, "")
+        if waits and each.part in hidden:
+            waits = BEHIND.get(each.part, "")
         parts[waits + each.phase] += seconds_each * each.runs
     return Seconds(
         tensor_forward=parts["tensor forward"],
@@ -255,6 +260,8 @@ def _communication(
         update=parts["update"],
         expert_forward=parts["expert forward"],
         expert_backward=parts["expert backward"],
+        beside_forward=parts["beside forward"],
+        beside_backward=parts["beside backward"],
     )
 
 

@@ -88,6 +88,11 @@ def layer_transfers(
     is_folded = fed == "moe" and strategy.expert > 1
     counts = (_HALF_FORWARD, _HALF_BACKWARD) if is_folded else (_FORWARD, _BACKWARD)
     transfers = over_tensor(strategy, stream, runs, counts[0], counts[1][recompute])
+    if strategy.products == "float8":  # what products read is cast before it is gathered
+        transfers = [
+            each._replace(bytes_sent=each.bytes_sent / size) if each.kind == "all-gather" else each
+            for each in transfers
+        ]
     transfers += _of_keys(config, word, strategy, tokens, runs)
     for part in layer_parts(config, word, fed, strategy):
         transfers += of_parameters(part.strategy, part.share, part.itemsize, runs)
