@@ -28,11 +28,6 @@ from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.strategy import SCHEDULES, Strategy
 from toolkit.planning.time.seconds import Constants, constants_of
 
-# Numbers of products, by precision and what of them has a scale of its own.
-PRODUCTS = {
-    ("bf16", None): "bfloat16", ("fp16", None): "bfloat16", ("fp8", None): "float8",
-    ("fp8", "rows"): "float8-rows",
-}  # fmt: skip
 # What is computed anew, in the words of `Strategy`. "offload" keeps part of a layer on the host.
 RECOMPUTED = {
     "none": "none", "selective": "elementwise", "dots": "elementwise", "full": "layer",
@@ -141,7 +136,9 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         dispatch=layout.get("dispatch", "all_to_all"),
         overlapped=layout.get("overlapped", ""),
         capacity=1.0,  # none of the sources drops tokens
-        products=PRODUCTS[row["precision"], row.get("scaled")],
+        products=("float8" + "-rows" * ("scaled" in row))
+        if row["precision"] == "fp8"
+        else "bfloat16",
         shard_optimizer="zero" in layout,
         recompute=RECOMPUTED[row["recompute"]],
         microbatches=row["microbatches"],
@@ -329,9 +326,7 @@ def grade_published(path: Path) -> str:
         apart.append(held_out.error)
         ordered += mine
         seconds += [each.predicted(constants) for each in mine]
-        table.append(
-            (source, chip, str(len(mine)), *_words(usual), *_words(held_out)),
-        )
+        table.append((source, chip, str(len(mine)), *_words(usual), *_words(held_out)))
     whole, left = score_with(rows, None), score(ordered, seconds)
     lines = [
         text_table(table, "<<>>>>>"),
