@@ -12,6 +12,7 @@ from jax import lax
 from tiers import by_night
 
 from toolkit.attention import sparse
+from toolkit.attention.sparse.decode.kmeans import k_means
 from toolkit.attention.sparse.decode.pqcache import PQCache
 
 PROMPTS, GROWN, GROUP, SIZE = (0, 1, 33), 383, 4, 32
@@ -103,3 +104,40 @@ def test_votes_per_number_are_those_of_every_token(group):
     alike = jnp.ones_like(cache.index.counts)
     wrong = read(PQCache(**few), replace(cache, index=cache.index._replace(counts=alike)))
     assert np.abs(wrong.lse - by_token.lse).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", by_night({"hata", "tactic"}, ["hata", "pqcache", "tactic"]))
+def test_a_step_asks_for_no_memory_of_a_whole_index(name):
+    """Each step would wait for the pages of that memory: half of the keys' 4 MiB at most."""
+    selector = sparse.SELECTORS[name]()
+    rows = jax.ShapeDtypeStruct((1, 1, 2**15, 32), jnp.float32)
+    cache = jax.eval_shape(lambda x: sparse.build(selector, x, x, jnp.zeros(1, jnp.int32)), rows)
+    token = jax.ShapeDtypeStruct((1, 1, 32), jnp.float32)
+    step = jax.jit(lambda cache, x: sparse.update(selector, cache, x, x), donate_argnums=0)
+    memory = step.lower(cache, token).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 2**21
+
+
+@pytest.mark.slow
+def test_blocks_of_rows_give_what_all_rows_give():
+    """2,500 rows, three blocks that overlap: k-means by hand, and hashes by hand."""
+    rows = np.random.default_rng(0).standard_normal((2500, 8)).astype(np.float32)
+    is_row = np.arange(2500) % 7 > 0
+    centroids, own = k_means(jnp.asarray(rows), jnp.asarray(is_row), 5, 2, 5, parts=2)
+    for part, x in enumerate((rows[:, :4], rows[:, 4:])):
+        real = np.flatnonzero(is_row)
+        wanted = x[real[np.floor((2 * np.arange(5) + 1) / 10 * len(real)).astype(int)]]
+        for _ in range(2):
+            nearest = np.square(x[:, None] - wanted[None]).sum(axis=2).argmin(axis=1)
+            wanted = np.stack([x[is_row & (nearest == i)].mean(axis=0) for i in range(5)])
+        np.testing.assert_allclose(centroids[part], wanted, atol=1e-5)
+        nearest = np.square(x[:, None] - wanted[None]).sum(axis=2).argmin(axis=1)
+        assert (np.asarray(own[part]) == nearest).mean() > 0.999
+    hata, x = sparse.SELECTORS["hata"](bits=32), jnp.asarray(rows)[None, None]
+    index = sparse.build(hata, x, x, jnp.array([2400])).index
+    np.testing.assert_allclose(index.centre[0, 0], rows[:2400].mean(axis=0), atol=1e-5)
+    centred = rows[:2400] - np.asarray(index.centre[0, 0])
+    assert (index.words[0, 0][:, :2400] == hata.hashes(jnp.asarray(centred))).all()
+    norms = np.asarray(index.norms[0, 0].view(jnp.bfloat16).astype(np.float32))[:2400]
+    np.testing.assert_allclose(norms, np.linalg.norm(centred, axis=1), rtol=2**-8)

@@ -1,4 +1,4 @@
-"""Functions of one head applied to all heads of all rows, and the best units of every head."""
+"""Functions of a head, or of a few of its tokens, applied to all; the best units of every head."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,26 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.selector import HEADS, Selector
+
+TOGETHER = 1024  # rows of a head
+
+
+def over_blocks(step: Callable[..., Any], carry: Any, rows: Float[Array, "rows size"]) -> Any:
+    """Fold `step(carry, block, places, is_new)` over a few rows at a time.
+
+    A program that may rebuild an index asks for the memory of that in every step, whether it does
+    or not; beyond 32 MiB the system hands it out page by page, which takes longer than the step.
+    The last block overlaps with the one before where it must; `is_new` leaves those rows out.
+    """
+    count = min(TOGETHER, rows.shape[0])
+
+    def body(number, carry):
+        first = jnp.minimum(number * count, rows.shape[0] - count)
+        places = first + jnp.arange(count, dtype=jnp.int32)
+        block = lax.dynamic_slice_in_dim(rows, first, count)
+        return step(carry, block, places, places >= number * count)
+
+    return lax.fori_loop(0, -(-rows.shape[0] // max(count, 1)), body, carry)
 
 
 def over_heads(function: Callable[..., Any], selector: Selector, *arrays: Any) -> Any:

@@ -65,7 +65,7 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
     )
     scaled = np.asarray(q).swapaxes(0, 1) * q.shape[-1] ** -0.5
     centred = np.asarray(keys) - np.asarray(hashes.centre)[0][:, None]
-    norms = np.asarray(hashes.norms[0].astype(jnp.float32))
+    norms = np.asarray(hashes.norms[0].view(jnp.bfloat16).astype(jnp.float32))
     products = np.matmul(scaled, centred.swapaxes(1, 2))
     lengths = np.linalg.norm(scaled, axis=-1)[..., None] * np.linalg.norm(centred, axis=-1)[:, None]
     own = np.stack([_unpacked(words).T for words in np.asarray(_hashes(hata, scaled))])

@@ -12,28 +12,30 @@ Source: Gong et al. (2025), arXiv:2506.02572, and the released code for the norm
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, BFloat16, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt16, UInt32
 
-from toolkit.attention._caches import put
 from toolkit.attention._checks import check_choice, check_multiple
 from toolkit.attention.execution.precision import accumulator
+from toolkit.attention.sparse.heads import over_blocks
 from toolkit.attention.sparse.selector import Rest, Selector, setting
 
 WORD = 32
 
 
 class Hashes(NamedTuple):
-    """A mean key, its number of tokens, and every token's bits (32 a word) and distance from it."""
+    """A mean key, its number of tokens, and every token's bits (32 a word) and distance from it, in
+    the bits of a bfloat16: XLA on CPUs copies an array of bfloat16 to write one number of it."""
 
     centre: Float[Array, "key"]
     centred: Int[Array, ""]
     words: UInt32[Array, "words capacity"]
-    norms: BFloat16[Array, "capacity"]
+    norms: UInt16[Array, "capacity"]
 
 
 @jax.tree_util.register_dataclass
@@ -77,15 +79,26 @@ class HATA(Selector):
         )
 
     def build(self, keys: Array, values: Array, length) -> Hashes:
-        precise = accumulator(keys.dtype)
-        rows = keys.astype(precise)
-        is_token = (jnp.arange(rows.shape[0]) < length)[:, None]
-        centre = jnp.where(is_token, rows, 0).sum(axis=0) / jnp.maximum(length, 1).astype(precise)
-        centre = centre if self.is_centred else jnp.zeros_like(centre)
-        rows = rows - centre[None]
-        norms = jnp.linalg.norm(rows, axis=1).astype(jnp.bfloat16)
+        capacity, size = keys.shape
+        centre = jnp.zeros(size, accumulator(keys.dtype))
+        if self.is_centred:
+
+            def add(total, block, places, is_new):
+                is_token = (is_new & (places < length))[:, None]
+                return total + jnp.where(is_token, block, 0).sum(axis=0, dtype=total.dtype)
+
+            centre = over_blocks(add, centre, keys) / jnp.maximum(length, 1).astype(centre.dtype)
+
+        def hash_block(found, block, places, is_new):
+            rows = block.astype(centre.dtype) - centre[None]
+            new = self.hashes(rows), _rounded(jnp.linalg.norm(rows, axis=1))
+            put = partial(lax.dynamic_update_slice_in_dim, start_index=places[0], axis=-1)
+            return tuple(map(put, found, new))
+
+        none = jnp.zeros((self.bits // WORD, capacity), jnp.uint32)
+        words, norms = over_blocks(hash_block, (none, none[0].astype(jnp.uint16)), keys)
         centred = jnp.asarray(length if self.is_centred else 0, jnp.int32)
-        return Hashes(centre, centred, self.hashes(rows), norms)
+        return Hashes(centre, centred, words, norms)
 
     def is_due(self, index: Hashes, length) -> Array | None:
         return length >= 2 * index.centred if self.is_centred else None
@@ -95,9 +108,8 @@ class HATA(Selector):
 
     def update(self, index: Hashes, k: Array, v: Array, position) -> Hashes:
         row = k.astype(index.centre.dtype) - index.centre
-        norm = jnp.linalg.norm(row).astype(jnp.bfloat16)
         words = index.words.at[:, position].set(self.hashes(row[None])[:, 0])
-        norms = put(index.norms[None], norm[None], position[None], axis=1)[0]
+        norms = index.norms.at[position].set(_rounded(jnp.linalg.norm(row)))
         return index._replace(words=words, norms=norms)
 
     def scores(self, index: Hashes, keys: Array, q: Array, length) -> Array:
@@ -127,8 +139,13 @@ class HATA(Selector):
         return value, jnp.clip(lse, least, least + jnp.log(2.0).astype(lse.dtype))
 
     def _norms(self, index: Hashes) -> Array:
-        return index.norms.astype(index.centre.dtype)[None]
+        return lax.bitcast_convert_type(index.norms, jnp.bfloat16).astype(index.centre.dtype)[None]
 
     def index_bytes(self, index: Hashes, q: Array, length) -> Array:
         per_token = self.bits // 8 + (2 if self.uses_norms else 0)
         return length * per_token + q.shape[1] * self.bits * 4
+
+
+def _rounded(norms: Float[Array, "*shape"]) -> UInt16[Array, "*shape"]:
+    """The bits of their bfloat16."""
+    return lax.bitcast_convert_type(norms.astype(jnp.bfloat16), jnp.uint16)

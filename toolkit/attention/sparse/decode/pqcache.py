@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int, UInt16
 
 from toolkit.attention._checks import check_choice, check_count
 from toolkit.attention.execution.precision import accumulator
-from toolkit.attention.sparse.decode.kmeans import k_means, nearest
+from toolkit.attention.sparse.decode.kmeans import k_means, nearest_of_parts
 from toolkit.attention.sparse.selector import HalfRecent, setting
 
 
@@ -78,12 +78,10 @@ class PQCache(HalfRecent):
         capacity, size = keys.shape
         if size % self.parts:
             raise ValueError(f"parts must divide the keys' size {size}; got {self.parts}.")
-        split = keys.reshape(capacity, self.parts, -1).swapaxes(0, 1)
         position = jnp.arange(capacity)
         is_row = (position >= self.sinks) & (position < length)
         clusters = 2**self.bits
-        settings = is_row, clusters, self.iterations, clusters
-        centroids, codes = jax.vmap(lambda rows: k_means(rows, *settings))(split)
+        centroids, codes = k_means(keys, is_row, clusters, self.iterations, clusters, self.parts)
         codes, clustered = self._join(codes), jnp.asarray(length, jnp.int32)
         none = jnp.zeros((codes.shape[0], 4**self.bits), jnp.int32)
         return Codes(centroids.astype(keys.dtype), codes, _add(none, codes, is_row), clustered)
@@ -97,9 +95,8 @@ class PQCache(HalfRecent):
 
     def update(self, index: Codes, k: Array, v: Array, position) -> Codes:
         rows = k.reshape(self.parts, 1, -1)
-        code = jax.vmap(nearest, in_axes=(0, 0, None))(
-            rows.astype(index.centroids.dtype), index.centroids, jnp.ones(2**self.bits, bool)
-        )
+        is_used = jnp.ones(2**self.bits, bool)
+        code = nearest_of_parts(rows.astype(index.centroids.dtype), index.centroids, is_used)
         code = self._join(code)
         counts = _add(index.counts, code, jnp.reshape(position >= self.sinks, 1))
         return index._replace(codes=index.codes.at[:, position].set(code[:, 0]), counts=counts)

@@ -126,13 +126,14 @@ class Tactic(Selector):
         clusters = size // self.cluster_size
         count = jnp.clip(end - first, 0, size) // self.cluster_size
         rows = keys[inside]
-        centroids, own = k_means(rows, is_row, clusters, self.iterations, count)
-        own = jnp.where(is_row, own, clusters)
-        members = jax.nn.one_hot(own, clusters, dtype=centroids.dtype)
+        _, own = k_means(rows, is_row, clusters, self.iterations, count)
+        own = jnp.where(is_row, own[0], clusters)
+        precise = accumulator(keys.dtype)
+        members = jax.nn.one_hot(own, clusters, dtype=precise)
         sizes = members.sum(axis=0)
-        means = members.T @ values[inside].astype(centroids.dtype)
+        means = members.T @ values[inside].astype(precise)
         means = means / jnp.maximum(sizes, 1)[:, None]
-        centroids = members.T @ rows.astype(centroids.dtype) / jnp.maximum(sizes, 1)[:, None]
+        centroids = members.T @ rows.astype(precise) / jnp.maximum(sizes, 1)[:, None]
         sizes = sizes.astype(jnp.int32)
         starts = first + jnp.cumsum(sizes) - sizes
         order = tokens[jnp.argsort(own, stable=True)]
