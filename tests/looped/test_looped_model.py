@@ -1,6 +1,7 @@
 """The looped forward pass: what loops share, what they may not see, what the scan must equal."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
 from toolkit.looped.feed_forward.swiglu import SwiGLU
-from toolkit.looped.layers import rotary_embedding
+from toolkit.looped.layers import linear, rotary_embedding
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -272,3 +273,31 @@ def test_gradients_of_matrices_are_summed_without_transposed_copies():
     program = str(compiled.as_text())
     assert f"f32[{batch * time},{hidden}]" in program
     assert f"f32[{hidden},{batch * time}]" not in program
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows_in_bfloat16_meet_a_matrix_as_it_is(rows):
+    """As one product does in value and gradient, and without a copy of the matrix in float32."""
+    width, outputs = 96, 160
+    part = linear(width, outputs, jnp.bfloat16, nnx.Rngs(0), std=1.0)
+    x, kernel = jax.random.normal(jax.random.key(1), (rows, width)), part.kernel[...]
+    x, kernel = (array.astype(jnp.bfloat16) for array in (x, kernel))
+
+    def ours(x, kernel):
+        return part.dot_general(x, kernel, None)
+
+    found, pull = jax.vjp(ours, x, kernel)
+    exact = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+    np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=2**-8, atol=1e-3)
+    _, plain = jax.vjp(lambda x, kernel: x @ kernel, x, kernel)
+    for gradient, wanted in zip(pull(found), plain(found), strict=True):
+        assert gradient.dtype == wanted.dtype
+        error = jnp.linalg.norm((gradient - wanted).astype(jnp.float32))
+        assert error < 2**-7 * jnp.linalg.norm(wanted.astype(jnp.float32))
+    cpus = Path("/proc/cpuinfo")
+    if jax.default_backend() == "cpu" and cpus.is_file() and "avx512_bf16" in cpus.read_text():
+        program = str(jax.jit(ours).lower(x, kernel).compile().as_text())
+        widened = f"f32[{width},{outputs}]"
+        assert widened not in program
+        plain_program = str(jax.jit(lambda x, k: x[:1] @ k).lower(x, kernel).compile().as_text())
+        assert widened in plain_program

@@ -5,6 +5,7 @@ RMSNorm, LayerNorm, Linear and Embed are flax's own, which take their means in f
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import jax
@@ -14,6 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention.execution.precision import accumulator
 from toolkit.parallel.context.along import cuts_time
+
+FEW = 64  # rows of a step of decoding
 
 
 def linear(
@@ -39,10 +42,27 @@ def linear(
 
 def _project(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
     def product(x):
-        sums = ((x.ndim - 1,), (0,)), ((), ())
-        return jax.lax.dot_general(x, kernel, sums, **options)
+        return _product(x, kernel, 0, **options)
 
     return over_tokens(product, x)
+
+
+def _product(x: Array, table: Array, axis: int, **options: Any) -> Array:
+    """Products with a table that has the channels of `x` along an axis."""
+    product = partial(
+        jax.lax.dot_general, dimension_numbers=(((x.ndim - 1,), (axis,)), ((), ())), **options
+    )
+    if x.ndim > 2 or x.shape[0] > FEW or not x.dtype == table.dtype == jnp.bfloat16:
+        return product(x, table)
+
+    # XLA for CPUs writes out all of the table in float32, five times as long as a read, unless the
+    # sums are float32 and of two rows at least.
+    def in_place(x: Array, table: Array) -> Array:
+        rows = jnp.pad(x, ((0, max(2 - x.shape[0], 0)), (0, 0)))
+        sums = product(rows, table, preferred_element_type=jnp.float32)[: x.shape[0]]
+        return sums.astype(options.get("preferred_element_type") or x.dtype)
+
+    return jax.lax.platform_dependent(x, table, cpu=in_place, default=product)
 
 
 NormKind = Literal["rms", "layer", "layer_without_bias"]
@@ -97,8 +117,7 @@ def read_out(
     """Logits h table^T + bias in float32; with a cap c they become c tanh(logits / c)."""
 
     def logits(h: Array) -> Array:
-        wide = accumulator(h.dtype)
-        return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=wide)
+        return _product(h, table, 1, preferred_element_type=accumulator(h.dtype))
 
     out = over_tokens(logits, h)
     out = out if bias is None else out + bias.astype(out.dtype)
