@@ -1,10 +1,9 @@
 """Answers to the exercises on killed workers."""
 
 import math
+import random
 
-import numpy as np
-
-_REMEMBERS = np.random.default_rng(0)
+_REMEMBERS = random.Random(0)
 
 
 def save(disk, data):
@@ -37,16 +36,16 @@ def aside(disk, data):
 
 ANSWERS = {
     "batch_at": (
-        lambda step, seed, data, size: np.random.default_rng([seed, step]).choice(data, size),
+        lambda step, seed, data, size: random.Random(f"{seed} {step}").sample(data, size),
         [
-            (lambda step, seed, data, size: _REMEMBERS.choice(data, size), "when it is asked for"),
+            (lambda step, seed, data, size: _REMEMBERS.sample(data, size), "when it is asked for"),
             (
-                lambda step, seed, data, size: np.random.default_rng(seed).choice(data, size),
+                lambda step, seed, data, size: random.Random(seed).sample(data, size),
                 "Some steps have the same batch",
             ),
             (lambda step, seed, data, size: data[step * size :][:size], "Another seed"),
-            (lambda step, seed, data, size: np.arange(size) - step - 1, "that data does not have"),
-            (lambda step, seed, data, size: data[:2], "wanted [6]"),
+            (lambda step, seed, data, size: [-step - 1] * size, "that data does not have"),
+            (lambda step, seed, data, size: data[:2], "wanted 6"),
         ],
     ),
     "save": (

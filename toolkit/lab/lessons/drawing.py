@@ -120,14 +120,15 @@ def draw_matrices(
     """Two matrices beside each other, in one scale of colours."""
 
     def draw(figure: Figure) -> None:
-        agrees = yours is not None and bool(agreeing(yours, wanted).all())
-        pairs = [(_yours(agrees), yours), (title, wanted)]
+        own, right = (None if m is None else np.asarray(m) for m in (yours, wanted))
+        agrees = own is not None and bool(agreeing(own, right).all())
+        pairs = [(_yours(agrees), own), (title, right)]
         finite = [np.abs(m[np.isfinite(m)]) for _, m in pairs if m is not None]
         top = max((float(part.max()) for part in finite if part.size), default=1.0) or 1.0
         for place, (name, matrix) in zip((0.1, 0.5), pairs, strict=True):
             axes = figure.add_axes((place, 0.18, 0.34, 0.7))
-            axes.set(xlabel=xlabel, ylabel=ylabel if matrix is yours else "")
-            axes.set_title(name, color=INK if matrix is wanted else RIGHT if agrees else ACCENT)
+            axes.set(xlabel=xlabel, ylabel=ylabel if matrix is own else "")
+            axes.set_title(name, color=INK if matrix is right else RIGHT if agrees else ACCENT)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(False)

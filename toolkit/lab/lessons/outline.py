@@ -5,7 +5,7 @@ A judge calls a learner's function and compares its values with properties or re
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -141,6 +141,25 @@ def ask_array(
             f"{name_of(function)} returned shape {list(array.shape)}; wanted {list(shape)}."
         )
     return array
+
+
+def ask_numbers(function: Callable[..., Any], count: int, *args: Any) -> list[float]:
+    """Call a learner's function that should return `count` numbers, in a list or an array."""
+    value = ask(function, *args)
+    try:
+        numbers = [float(number) for number in value]
+    except (TypeError, ValueError):
+        raise WrongAnswer(
+            f"{name_of(function)} returned {type(value).__name__}; wanted numbers in a list."
+        ) from None
+    if len(numbers) != count:
+        raise WrongAnswer(f"{name_of(function)} returned {len(numbers)} numbers; wanted {count}.")
+    return numbers
+
+
+def are_close(found: Sequence[float], wanted: Sequence[float]) -> bool:
+    """Whether numbers agree to five digits; no library is needed, as in a browser."""
+    return all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(found, wanted, strict=True))
 
 
 def name_of(function: Callable[..., Any]) -> str:

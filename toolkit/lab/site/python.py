@@ -15,11 +15,15 @@ from pathlib import Path
 
 import toolkit
 
-# Their judges and solutions are plain Python; the others need what is not in the browser.
+# Their judges and solutions are plain Python. The others need NumPy or JAX, of which neither npm
+# nor PyPI has a build for Pyodide.
 EXERCISES = {
-    "attention_cost": ("score_flops", "longest_context"),
+    "attention_cost": ("score_flops", "longest_context", "merge"),
     "pipeline": ("microbatches_for", "one_f_one_b", "beat"),
-    "kill_worker": ("save", "best_interval"),
+    "kill_worker": ("batch_at", "save", "best_interval"),
+    "ring": ("ring_bytes",),
+    "pipeline_on_devices": ("places", "early"),
+    "trees_and_cuts": ("bound", "find_cut"),
     "real_trace": ("busy", "self_time", "exposed"),
     "fewer_bits": ("to_int8", "to_e4m3", "to_blocks"),
 }

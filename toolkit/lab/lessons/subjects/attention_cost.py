@@ -1,6 +1,7 @@
 """Lesson 01, what attention costs: arithmetic of scores, caches and partial softmaxes."""
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,10 @@ from toolkit.lab.lessons.outline import (
     Outline,
     Question,
     WrongAnswer,
+    are_close,
     ask,
-    ask_array,
     ask_number,
+    ask_numbers,
 )
 
 HEADS, SIZE = 8, 64
@@ -148,38 +150,47 @@ def _judge_longest_context(longest_context: Callable[..., Any]) -> tuple[str, Dr
 
 
 def _judge_merge(merge: Callable[..., Any]) -> tuple[str, Draw]:
-    draws = np.random.default_rng(0)
-    scores, values = draws.normal(size=12) * 2, draws.normal(size=(12, 3))
+    draws = random.Random(0)
+    scores = [2 * draws.gauss(0, 1) for _ in range(12)]
+    values = [[draws.gauss(0, 1) for _ in range(3)] for _ in scores]
 
-    def attend(at: slice, scores: np.ndarray) -> tuple[np.ndarray, float]:
-        top = scores[at].max()
-        weights = np.exp(scores[at] - top)
-        return weights @ values[at] / weights.sum(), top + np.log(weights.sum())
+    def attend(at: slice, scores: list[float]) -> tuple[list[float], float]:
+        top = max(scores[at])
+        weights = [math.exp(score - top) for score in scores[at]]
+        total = sum(weights)
+        out = [
+            sum(w * v for w, v in zip(weights, channel, strict=True)) / total
+            for channel in zip(*values[at], strict=True)
+        ]
+        return out, top + math.log(total)
 
-    def merged(cut: int, scores: np.ndarray) -> tuple[np.ndarray, float]:
+    def merged(cut: int, scores: list[float]) -> tuple[list[float], float]:
         parts = *attend(slice(cut), scores), *attend(slice(cut, None), scores)
         answer = ask(merge, *parts)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise WrongAnswer("merge is to return two things: the output and its log-sum.")
-        return ask_array(lambda: answer[0], (3,)), ask_number(lambda: answer[1])
+        return ask_numbers(lambda: answer[0], 3), ask_number(lambda: answer[1])
 
     whole, total = attend(slice(None), scores)
     out, log_sum = merged(4, scores)
     channels = [f"channel {n}" for n in range(3)]
-    drawn = draw_bars(channels, list(out), list(whole), xlabel="output of attention")
-    alike = (attend(slice(4), scores)[0] + attend(slice(4, None), scores)[0]) / 2
-    if np.allclose(out, alike):
+    drawn = draw_bars(channels, out, whole, xlabel="output of attention")
+    parts = attend(slice(4), scores)[0], attend(slice(4, None), scores)[0]
+    if are_close(out, [sum(both) / 2 for both in zip(*parts, strict=True)]):
         raise WrongAnswer(
             "Both parts count alike; the part with more weight must count more.", drawn
         )
-    if not np.allclose(out, whole):
+    if not are_close(out, whole):
         raise WrongAnswer("The output is not that of attention to all twelve tokens.", drawn)
-    if not np.isclose(log_sum, total):
+    if not are_close([log_sum], [total]):
         raise WrongAnswer(
             f"The output is right, its log-sum is not: {log_sum:.4g}, wanted {total:.4g}.", drawn
         )
-    large, _ = merged(7, scores + 1000)
-    if not np.allclose(large, whole):
+    try:
+        large, _ = merged(7, [score + 1000 for score in scores])
+    except WrongAnswer:
+        large = [math.inf] * 3
+    if not are_close(large, whole):
         raise WrongAnswer(
             "With scores around 1,000 it is not finite or not the same: take the maximum out "
             "before exp.",
@@ -239,8 +250,8 @@ OUTLINE = Outline(
             _judge_merge,
             (
                 "L is the log of the sum of exp(score) over a part: how much weight the part has.",
-                "The sums add up: exp(L) = exp(L_a) + exp(L_b); numpy.logaddexp does that safely.",
-                "out = exp(L_a - L) out_a + exp(L_b - L) out_b.",
+                "The sums add up: exp(L) = exp(L_a) + exp(L_b). But exp(1000) is no float.",
+                "out = exp(L_a - L) out_a + exp(L_b - L) out_b, number by number.",
             ),
             minutes=10,
             is_extra=True,

@@ -25,8 +25,8 @@ from toolkit.lab.lessons.outline import (
     Outline,
     Question,
     WrongAnswer,
-    ask_array,
     ask_number,
+    ask_numbers,
 )
 from toolkit.lab.lessons.subjects.parts.disk import judge_save
 
@@ -187,25 +187,25 @@ def _draw_lost(figure: Figure, guess: float | None) -> None:
 
 
 def _judge_batch_at(batch_at: Callable[..., Any]) -> tuple[str, Draw]:
-    data = np.arange(1000)
+    data = list(range(1000))
     steps = list(range(8))
-    first = np.stack([ask_array(batch_at, (6,), step, 7, data, 6) for step in steps])
-    after = np.stack([ask_array(batch_at, (6,), step, 7, data, 6) for step in steps[::-1]])[::-1]
+    first = [ask_numbers(batch_at, 6, step, 7, data, 6) for step in steps]
+    after = [ask_numbers(batch_at, 6, step, 7, data, 6) for step in steps[::-1]][::-1]
     drawn = draw_matrices(
         first, after, xlabel="entry of the batch", ylabel="step", title="asked again, in reverse"
     )
-    if not np.isin(first, data).all():
+    if not {*data}.issuperset(entry for batch in first for entry in batch):
         raise WrongAnswer("There are entries that data does not have.", drawn)
-    if not np.array_equal(first, after):
-        at = int(np.flatnonzero((first != after).any(axis=1))[0])
+    if first != after:
+        at = next(step for step in steps if first[step] != after[step])
         raise WrongAnswer(
             f"Step {at} has another batch when it is asked for again: after a restart the run "
             "would see other data.",
             drawn,
         )
-    if len({row.tobytes() for row in first}) < len(steps):
+    if len({*map(tuple, first)}) < len(steps):
         raise WrongAnswer("Some steps have the same batch: nothing new is ever seen.", drawn)
-    if np.array_equal(first[0], ask_array(batch_at, (6,), 0, 8, data, 6)):
+    if first[0] == ask_numbers(batch_at, 6, 0, 8, data, 6):
         raise WrongAnswer("Another seed gives the same batch.", drawn)
     return "Right: a function of step and seed; nobody has to remember where it was.", drawn
 
@@ -282,7 +282,7 @@ OUTLINE = Outline(
             (
                 "What must a checkpoint hold if your function remembers something?",
                 "A generator made anew for each step remembers nothing.",
-                "np.random.default_rng([seed, step]).choice(data, size)",
+                'random.Random(f"{seed} {step}").sample(data, size)',
             ),
         ),
         Exercise(

@@ -17,6 +17,7 @@ from toolkit.lab.lessons.outline import (
     Outline,
     Question,
     WrongAnswer,
+    are_close,
     ask,
     ask_number,
 )
@@ -87,7 +88,7 @@ def _judge_ring_bytes(ring_bytes: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_lines(devices, got, wanted, xlabel="devices", ylabel="bytes sent of 1,000")
     if got[0] != 0:
         raise WrongAnswer(f"One device has nobody to send to; yours sends {got[0]:g}.", drawn)
-    if np.allclose(got, np.array(wanted) / 2):
+    if are_close(got, [half / 2 for half in wanted]):
         raise WrongAnswer(
             "Half: that adds the parts up (reduce-scatter), but nobody learns the whole sum.", drawn
         )
@@ -97,7 +98,7 @@ def _judge_ring_bytes(ring_bytes: Callable[..., Any]) -> tuple[str, Draw]:
             "than twice is enough.",
             drawn,
         )
-    if not np.allclose(got, wanted):
+    if not are_close(got, wanted):
         raise WrongAnswer(f"For 8 devices: {got[3]:g}; wanted {wanted[3]:g}.", drawn)
     return "Right: 2 (n-1)/n of the array.", drawn
 

@@ -11,8 +11,6 @@ from jax.sharding import Mesh
 from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.measure import collectives, in_words, time_contenders
 from toolkit.parallel import make_mesh, simulate_devices
-from toolkit.planning import Constants, cluster
-from toolkit.planning.time.step import transfer_seconds
 
 DEVICES = 8
 MODELLED = "v5e:8"  # what Kaggle lends
@@ -39,6 +37,9 @@ def how_long(program: Any, device: Any = None) -> str:
         arguments = jax.tree.map(_ones, program.args_info[0], program.input_shardings[0])
         timing = time_contenders({"it": lambda: program(*arguments)}, rounds=9)["it"]
         return f"{in_words(timing.median, 'seconds')} (measured; {device.device_kind})"
+    from toolkit.planning import Constants, cluster
+    from toolkit.planning.time.step import transfer_seconds
+
     where, constants = cluster(MODELLED), Constants()
     messages = sum(
         each.count * transfer_seconds(
