@@ -146,7 +146,7 @@ def test_a_dragged_task_moves_and_a_refused_one_leaves_the_picture():
 
 @pytest.mark.slow
 def test_permutes_are_those_of_the_compiled_program():
-    command = [sys.executable, "-m", "toolkit.lab.pipelines.compiled_program"]
+    command = [sys.executable, "-m", "toolkit.lab.pipelines.pipeline_view"]
     for name, microbatches in (("1F1B", 8), ("ZB-V", 4), ("searched, V", 4)):
         given = name, "2", str(microbatches), "1", "1.5"
         made = subprocess.run([*command, *given], capture_output=True, check=True)

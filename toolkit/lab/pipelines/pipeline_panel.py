@@ -193,7 +193,7 @@ class PipelinePanel(PlayedPanel):
         moves, in a process of its own."""
         key = tuple(self.state[name] for name in _WHOSE)
         given = *key, self.state["slow"], self.state["times"]
-        command = [sys.executable, "-m", "toolkit.lab.pipelines.compiled_program", *map(str, given)]
+        command = [sys.executable, "-m", "toolkit.lab.pipelines.pipeline_view", *map(str, given)]
         searches = "searching an order, then " * (key[0] in SEARCHED)
         doing = f"{searches}compiling on simulated devices"
         began = time.monotonic()

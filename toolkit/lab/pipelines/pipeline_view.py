@@ -1,19 +1,33 @@
-"""A pipeline schedule in time: its messages, its memory, and its bound. Pure functions."""
+"""A pipeline schedule in time: its messages, its memory, its bound, and its program.
+
+Run as `python -m toolkit.lab.pipelines.pipeline_view SCHEDULE DEVICES MICROBATCHES SLOW TIMES`, in
+a process of its own because devices are simulated before jax starts, it compiles a schedule, counts
+the permutes and prints JSON. An order that is to be searched for is searched for first, with a
+stage TIMES as slow.
+"""
 
 import dataclasses
 import functools
+import json
 import re
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from toolkit import schedules
 from toolkit.lab.kit.scene import Bar, Kind, Message, Node, Scene
 from toolkit.lab.kit.view import Data, View
-from toolkit.measure import in_words
+from toolkit.measure import collectives, in_words
 from toolkit.measure.words import counted
+from toolkit.parallel import make_mesh, simulate_devices
+from toolkit.parallel.pipeline import Pipeline
 from toolkit.schedules.search import search_schedule, shape_of
 from toolkit.schedules.search.whole import lower_bound
 
@@ -109,7 +123,7 @@ def _factors(schedule: schedules.Schedule, slow: int, times: Fraction) -> tuple[
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a schedule; see `compiled_program`."""
+    """What the compiler made of a schedule; see `compiled_facts`."""
 
     ticks: int  # of its loop
     channels: int  # permutations of the devices that each tick runs
@@ -284,3 +298,40 @@ def place_in_words(schedule: schedules.Schedule, bar: int, place: int) -> str:
     """A bar of `scene_of` taken to a place of its lane, as `moved` takes it."""
     tasks = [task for order in schedule.orders for task in order]
     return f"{tasks[bar]} to {place}"
+
+
+SEQUENCES, WIDTH = 2, 64
+
+
+def compiled_facts(
+    name: str, devices: int, microbatches: int, slow: int = 0, times: float = 1.0
+) -> dict[str, Any]:
+    """The fields of `Compiled`, of a chain of matrices and tanh under a schedule of `RULES`."""
+    simulate_devices(devices)
+    table = searched_table(name, devices, microbatches, slow, times) if name in SEARCHED else ""
+    schedule = schedule_of(name, devices, microbatches, NONE, table)
+    weights = [np.ones((WIDTH, WIDTH), np.float32)] * schedule.stages
+    run = Pipeline(
+        lambda w, x, _: jnp.tanh(x @ w), first=lambda _, data: data,
+        last=lambda _, x, data: jnp.sum(x**2), weights=weights, schedule=schedule,
+        mesh=make_mesh({"stage": devices}, devices=jax.devices()[:devices]),
+    )  # fmt: skip
+    batch = jnp.ones((microbatches, SEQUENCES, WIDTH))
+    placed, start = run.place(weights), time.perf_counter()
+    compiled = jax.jit(run).lower(placed, (), batch).compile()
+    seconds = time.perf_counter() - start
+    sent = [permute for permute in collectives(compiled) if permute.kind == "collective-permute"]
+    return {
+        "ticks": run.program.length, "channels": len(run.program.channels),
+        "permutes": sum(permute.count for permute in sent),
+        "bytes_sent": sum(permute.operand_bytes * permute.count for permute in sent),
+        "activation": SEQUENCES * WIDTH * 4, "messages": run.program.messages,
+        "compiled_with": f"jax {jax.__version__}, {devices} simulated devices", "seconds": seconds,
+        "table": table,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    _, name, devices, microbatches, slow, times = sys.argv
+    found = compiled_facts(name, int(devices), int(microbatches), int(slow), float(times))
+    print(json.dumps(found))
