@@ -60,6 +60,8 @@ MOVES = {
     "LoopStatePanel": {"window": ()},
     # The largest does not fit 64 chips, and the panel says so.
     "PlanPanel": {"model": ("llama-3.2-1b", "qwen-3-32b")},
+    # Of all recorded times a few pass the filters.
+    "SpeedupPanel": {"point": (2, 20)},
     "PipelinePanel": {"moves": ("none", "F4@0 to 3"), "slow": (0, 2)},
     "RacePanel": {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 1000),
