@@ -1,13 +1,26 @@
 """Rates of Muon's and Adam's groups: what each search chooses, and how claims are judged."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from toolkit.experiments import load_experiment, muon
+from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.muon import ADAM, CHANCE, JOINT, MUON, ONE, THRICE, TURNS, WORKLOADS
+from toolkit.experiments.muon import (
+    ADAM,
+    BY_PAIR,
+    CHANCE,
+    JOINT,
+    MUON,
+    ONE,
+    THRICE,
+    TURNS,
+    WORKLOADS,
+)
 
 EXPERIMENT = load_experiment("muon")
 
@@ -60,3 +73,30 @@ def test_claims_on_groups_are_judged_against_one_rate(joint, word):
     # The control: where chance does as well as a search, nothing is said.
     void = EXPERIMENT.verdicts(Results(dict.fromkeys(WORKLOADS, runs(0.5))))
     assert {verdict.word for verdict in void} == {"void"}
+
+
+def test_what_the_page_on_searches_says_of_pairs():
+    path = Path(__file__).parents[2] / "data/experiments/muon.jsonl"
+    results = results_of(read_runs(path, EXPERIMENT), EXPERIMENT)
+    gains, at_the_top = {}, {}
+    for name in WORKLOADS:
+        pairs = results.curves(name, BY_PAIR).reshape(-1, len(MUON), len(ADAM))
+        same = np.diagonal(pairs, muon.SAME, 1, 2)
+        gains[name] = same.mean(0).min() - pairs.mean(0).min()
+        at_the_top[name] = int((same[:, -1] == results.samples(name, ONE)).sum())
+    found = [gains[name] for name in ("sets", "autoencoder", "gru", "graphs", "field")]
+    assert found == pytest.approx([0.013, 0.004, 0, 0, 0], abs=5e-4)
+    assert np.mean(found) == pytest.approx(0.003, abs=5e-4)
+    assert at_the_top["gru"] == 7
+    verdicts = EXPERIMENT.verdicts(results)
+    assert {verdict.word for verdict in verdicts} == {"void"}
+    joint, turns, thrice = (verdict.interval for verdict in verdicts)
+    assert np.mean(joint) == pytest.approx(-0.024, abs=5e-4)
+    assert turns == pytest.approx((-0.004, 0.003), abs=5e-4)
+    assert thrice == pytest.approx((0.017, 0.083), abs=5e-4)
+    assert verdicts[2].agreeing == muon.SEEDS == 10
+    by_chance, thrice = (
+        results.paired(ONE, ["gru"]) - results.paired(name, ["gru"]) for name in (CHANCE, THRICE)
+    )
+    assert by_chance.mean() > 0
+    assert thrice.sum() > 0.5 * (muon._gain(THRICE)(results)[0] * len(WORKLOADS)).sum()
