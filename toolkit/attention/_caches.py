@@ -36,7 +36,7 @@ class Rows:
         return replace(self, length=cleared(self.length, rows))  # type: ignore[type-var]
 
     def insert(self, rows: Int[Array, "rows"], other: Self) -> Self:
-        """Put the rows of `other`, a cache of the same capacity, in the place of some rows."""
+        """Put the rows of `other`, a cache of the same capacity, in place of some rows."""
         check_rows(rows, self.length.shape[0])
         check_other(self, rows, other)
         return jax.tree.map(lambda old, new: old.at[rows].set(new), self, other)
@@ -207,7 +207,7 @@ def cut_as_arrays_are(
 class Continued(NamedTuple):
     """A cache with new tokens, and the keys that their queries attend to."""
 
-    # what the cache holds by name, on the axis of keys that `mask` speaks of
+    # what the cache holds by name, on the axis of keys that `mask` covers
     arrays: dict[str, Array]
     mask: Mask  # which of the old and new tokens on that axis the queries see
     cache: Any  # the new cache

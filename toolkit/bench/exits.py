@@ -45,7 +45,7 @@ STEPS, BATCH, TIME, RATE, ENTROPY = 300, 8, 128, 3e-3, 0.5
 RULES = ("gate:1", "gate:0.9", "gate:0.7", "gate:0.5", "gate:0.3", "kl:0.003", "kl:0.03", "kl:0.3")
 PROMPT, WRITTEN = 32, 128
 TIE = 1e-3
-"""Logits that are nearer to each other are equal but for rounding."""
+"""Logits that are nearer to each other differ only by rounding."""
 ALL = "all loops, no rule"
 ROUTED = LoopedConfig.tiny(
     "full full", 3, width=128, prelude="full", coda="full", residual_gate=False,
@@ -153,7 +153,7 @@ def _plain_loss(model: LoopedLM, tokens: jax.Array, targets: jax.Array) -> jax.A
 
 
 def _check_written(kind: str, model: LoopedLM, prompt: jax.Array, written: jax.Array) -> None:
-    """The text is the likeliest by the model's parallel form, but for ties."""
+    """The text is the likeliest by the model's parallel form, except for ties."""
     logits = model(jnp.concatenate([prompt, written], axis=1))[:, PROMPT - 1 : -1]
     chosen = jnp.take_along_axis(logits, written[..., None], axis=-1)[..., 0]
     if not (chosen >= logits.max(-1) - TIE).all():

@@ -24,7 +24,7 @@ class Start:
         config: a TOML file of options, or a Python file that defines `options`, a dictionary.
         preset: a model by name, such as lt2-hybrid-1.3b.
         set: one more option, as in looped.window.sliding_window=128 or b2=0.99 (repeatable).
-        extend: train the finished run in the folder on, to so many steps in all, with its options.
+        extend: train the finished run in the folder on to this total of steps, with its options.
         imports: a module of your own that registers mixers or optimisers (repeatable).
         print_config: only print all options, as such a file.
         text: a file or folder to train on (repeatable), or a token array (.npy); with --weights,

@@ -68,7 +68,7 @@ class Beside(MixingLayer):
 
     Attributes:
         heard: its output goes into the residual stream.
-        compared: the mean square of its difference is returned in the place of a cache.
+        compared: the mean square of its difference is returned in place of a cache.
     """
 
     def __init__(self, heard: Any, compared: Any):

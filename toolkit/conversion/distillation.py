@@ -14,12 +14,10 @@ from toolkit.looped.model import LoopedLM
 
 @checked
 def top_k_divergence(
-    teacher_logits: Float[Array, "... vocabulary"],
-    student_logits: Float[Array, "... vocabulary"],
+    teacher_logits: Float[Array, "... vocabulary"], student_logits: Float[Array, "... vocabulary"],
     *,
-    top_k: int,
-    temperature: float = 1.0,
-) -> Float[Array, "..."]:
+    top_k: int, temperature: float = 1.0,
+) -> Float[Array, "..."]:  # fmt: skip
     """Forward KL divergence on the teacher's likeliest tokens.
 
         KL(p || q) = sum_{i in top-k of the teacher} p_i (log p_i - log q_i)

@@ -51,7 +51,7 @@ class TrainingSettings(Recipe):
             depth; None: under layout "single".
         evaluate_every: steps between evaluations; None for an eighth of the run.
         checkpoint_every: steps between checkpoints; None for an eighth of the run.
-        checkpoint_minutes: also save when so many minutes have passed since the last checkpoint.
+        checkpoint_minutes: also save after this number of minutes without a checkpoint.
         keep: checkpoints kept, the newest.
 
     Example:
@@ -132,7 +132,7 @@ class TrainingSettings(Recipe):
             raise ValueError("device_batch: a search of the learning rate takes whole batches")
 
     def passes(self, devices: int = 1) -> int:
-        """Passes per update on so many data parallel devices: `accumulate`, or as many as
+        """Passes per update on this number of data parallel devices: `accumulate`, or as many as
         `device_batch` takes."""
         rows, rest = divmod(self.batch, devices)
         if rest:

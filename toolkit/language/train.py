@@ -245,12 +245,9 @@ def _tokenizer_beside(run: TrainingRun) -> Any:
 
 
 def _evaluation(
-    loss: Callable,
-    batches: list[Any],
-    per_token: float | None,
-    corpora: list[Corpus],
+    loss: Callable, batches: list[Any], per_token: float | None, corpora: list[Corpus],
     shares: np.ndarray,
-) -> Callable[..., dict[str, float]]:
+) -> Callable[..., dict[str, float]]:  # fmt: skip
     """The held-out loss in nats per token, in bits per byte if possible, and of each text."""
     mean_losses = [make_evaluation(loss, part) for part in batches]
 

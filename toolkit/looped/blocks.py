@@ -180,7 +180,7 @@ class Block(nnx.Module):
         return self.mixer(read, segment_ids=segment_ids, cache=cache, **how, **shared)
 
     def shared_inputs(self, h: Any, cache: Any, segment_ids: Any) -> dict[str, Array]:
-        """What this block's mixer makes of the stream for itself and for later blocks."""
+        """What this block's mixer computes from the stream for itself and for later blocks."""
         read = self.mixer_input(h)
         read = read[:, None] if read.ndim == 2 else read
         return self.mixer.shared_inputs(read, cache, segment_ids)

@@ -32,7 +32,7 @@ class LoopedConfig(LayerConfig):
 
         config = LoopedConfig(pattern="gdn full", options={"gdn": {"key_size": 24}})
         config.gdn.key_size, config.full.head_size        24, None (width / heads)
-        config.with_options(full={"output_gate": True})   the same, but for one option
+        config.with_options(full={"output_gate": True})   the same, except one option
 
     Attributes:
         vocabulary: number of tokens; 256 means the model reads bytes.

@@ -45,12 +45,9 @@ class IndexerLosses(NamedTuple):
 
 @checked
 def indexer_losses(
-    model: LoopedLM,
-    tokens: Int[Array, "batch time"],
-    *,
-    stage: Stage = "sparse",
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[Float[Array, "batch time vocabulary"], IndexerLosses]:
+    model: LoopedLM, tokens: Int[Array, "batch time"], *,
+    stage: Stage = "sparse", segment_ids: Int[Array, "batch time"] | None = None,
+) -> tuple[Float[Array, "batch time vocabulary"], IndexerLosses]:  # fmt: skip
     """The logits of a model, and the divergence of each indexer from the attention that it
     approximates.
 

@@ -27,12 +27,9 @@ BASES = ("principal", "hadamard", "random", "none")
 
 @checked
 def rotate_latents(
-    model: LoopedLM,
-    tokens: Int[Array, "batch time"],
-    *,
-    basis: str = "principal",
-    key: Array | None = None,
-) -> LoopedLM:
+    model: LoopedLM, tokens: Int[Array, "batch time"], *,
+    basis: str = "principal", key: Array | None = None,
+) -> LoopedLM:  # fmt: skip
     """Express the latents of "mla" layers in another basis and fold the gains of their norms.
 
         W_c <- W_c U        K_h <- U^T diag(gamma) K_h        V_h <- U^T diag(gamma) V_h

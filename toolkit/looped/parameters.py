@@ -284,7 +284,7 @@ def match_compute(
         `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
 
     Raises:
-        ValueError: its feed-forward layers are not SwiGLU, or no size of theirs is close enough.
+        ValueError: its feed-forward layers are not SwiGLU, or none of their sizes is close enough.
 
     Example:
         >>> plain, looped = LoopedConfig.tiny("full full"), LoopedConfig.tiny("full full", loops=2)

@@ -98,12 +98,9 @@ def partitioned_train_step(
 
 
 def updated(
-    optimizer: "optax.GradientTransformation",
-    layout: Layout,
-    params: Params,
-    optimizer_state: Any,
-    gradients: Params,
-) -> tuple[Params, Any]:
+    optimizer: "optax.GradientTransformation", layout: Layout, params: Params,
+    optimizer_state: Any, gradients: Params,
+) -> tuple[Params, Any]:  # fmt: skip
     """The optimiser's step on the shards of its moments; results keep the layout."""
     where = layout.shardings(params, "optimizer")
     params, gradients = jax.lax.with_sharding_constraint((params, gradients), (where, where))

@@ -56,12 +56,9 @@ class TrainState:
 
     @classmethod
     def create(
-        cls,
-        params: Params,
-        optimizer: optax.GradientTransformation,
-        model_state: Any = None,
+        cls, params: Params, optimizer: optax.GradientTransformation, model_state: Any = None,
         exchange: ExchangePlan | None = None,
-    ) -> "TrainState":
+    ) -> "TrainState":  # fmt: skip
         """Start at step 0 with a copy of `params`, because a train step donates its state.
 
         Optimiser state follows the sharding of the parameters; scalars are put on their mesh.

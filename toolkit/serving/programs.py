@@ -90,12 +90,10 @@ def numbers_of(requests: list[Request | None], vocabulary: int) -> dict[str, np.
 
 
 def choose(
-    logits: Float[Array, "rows vocabulary"],
-    how: dict[str, Array],
-    key: UInt32[Array, "rows words"],
-    count: Int[Array, "rows"],
+    logits: Float[Array, "rows vocabulary"], how: dict[str, Array],
+    key: UInt32[Array, "rows words"], count: Int[Array, "rows"],
     seen: Bool[Array, "rows vocabulary"],
-) -> Int[Array, "rows"]:
+) -> Int[Array, "rows"]:  # fmt: skip
     """The next token of every row, as `toolkit.looped.sample_token` draws it for that row alone.
 
     Args:

@@ -16,7 +16,7 @@ Data (text as bytes; a batch is a function of seed and step)
 * `HostBatches`: batches read during training, in an order independent of the hosts
 
 Data that training chooses (as in DataFlex)
-* `AdaptiveBatches`: records or proportions chosen anew every so many steps, for `fit`
+* `AdaptiveBatches`: records or proportions chosen anew at a fixed interval of steps, for `fit`
 * `select_by_loss`: records drawn by their losses
 * `doremi_weights`, `odm_weights`: the next proportions of sources
 * `reweighted_loss`, `loss_weights`: rows of a batch weighted, by their losses or by any rule

@@ -49,7 +49,7 @@ class FitOptions:
         log_every: longest interval between metrics rows; at most the train step's `most_steps`.
         eval_every: evaluate at multiples of this, and at the end.
         checkpoint_every: save at multiples of this, and at the end.
-        checkpoint_minutes: also save when so many minutes have passed since the last save.
+        checkpoint_minutes: also save when this number of minutes has passed since the last save.
         keep: number of checkpoints kept.
         tokens_per_step: batch * time, for the tokens per second of the progress bar.
         is_progress_shown: whether to draw the progress bar.
@@ -246,7 +246,7 @@ def evaluation_row(evaluated: float | dict[str, float]) -> dict[str, float]:
 def _reader(
     stack: ExitStack, data: Any, directory: str | os.PathLike | None, step: int, most_steps: int
 ) -> Callable[[TrainState, int, int], Any]:
-    """(state, step, steps) -> what the train step is passed for so many steps."""
+    """(state, step, steps) -> what the train step is passed for the next `steps` steps."""
     if isinstance(data, AdaptiveBatches):
         choices = stack.enter_context(closing(Choices(data, directory, step)))
         return lambda state, step, steps: choices.at(state, step).block(step, steps, most_steps)

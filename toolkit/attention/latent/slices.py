@@ -82,7 +82,7 @@ class LatentSlices:
         return self.key_up.shape[0]
 
     def is_grouped(self, heads: int) -> bool:
-        """Whether every slice has its own of so many heads, and not all of them."""
+        """Whether every slice has heads of its own, instead of all heads."""
         return self.slices > 1 and self.key_up.shape[2] * self.slices == heads
 
     def part(self, number: int) -> "Slice":

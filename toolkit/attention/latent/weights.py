@@ -1,4 +1,4 @@
-"""The weights of latent attention; the queries, latents and rotary keys they make of a token."""
+"""The weights of latent attention; the queries, latents and rotary keys computed from a token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -131,7 +131,7 @@ def check_weights(weights: LatentWeights, config: LatentConfig) -> None:
 
 
 class Projected(NamedTuple):
-    """What a layer makes of its tokens."""
+    """What a layer computes from its tokens."""
 
     queries: Float[Array, "*tokens heads key"]  # without position [..., heads, key]
     rope_queries: Float[Array, "*tokens heads rope"]  # rotated [..., heads, rope]

@@ -1,4 +1,4 @@
-"""What layers make of their projections before a mixer: vectors of unit length, log-decays."""
+"""What layers compute from their projections before a mixer: vectors of unit length, log-decays."""
 
 import jax
 import jax.numpy as jnp

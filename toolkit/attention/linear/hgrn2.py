@@ -1,4 +1,4 @@
-r"""HGRN2: a gated linear recurrence whose keys are what its gates let go.
+r"""HGRN2: a gated linear recurrence whose keys are one minus its gates.
 
 This is gated linear attention with keys 1 - e^g, tied to the forget gate: every channel keeps a
 running average of the values, with weights that add up to at most one, so the state stays bounded.

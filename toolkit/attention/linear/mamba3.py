@@ -132,7 +132,7 @@ def _turned(x: Array, angle: Array) -> Array:
 
 
 def _angles(angle: Array, earlier: Array, starts: Array | None) -> Array:
-    """Sums of angles since the document began, the first of which goes on from `earlier`.
+    """Sums of angles since the document began, the first of which continues from `earlier`.
 
     Whole 64ths of a turn add up exactly, whole turns are dropped, and what is left is small.
     """

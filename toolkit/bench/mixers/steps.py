@@ -2,7 +2,7 @@
 
 A CPU's program reads the state for all its reads, then reads and writes it for the update: nothing
 joins the two. Reading alone takes a core as long as reading and writing, so that beyond the caches
-a step costs two passes at the least (2.2 to 2.5 measured at 64 MiB on two cores; a loop in C that
+a step costs at least two passes (2.2 to 2.5 measured at 64 MiB on two cores; a loop in C that
 updates each head while a cache holds it, 1.35 of a pass on one core).
 
 `cases` is a part of suite `mixers`; `decode_cases` is suite `decode`: a state costs the same after

@@ -200,7 +200,7 @@ def _stops(model, h, rule, progress, tau) -> tuple[Any, Bool[Array, "batch"]]:
         stayed, total = (0.0, 0.0) if progress is None else progress
         score = model.exit_gate(h.astype(jnp.promote_types(h.dtype, jnp.float32)))[..., 0]
         total += jnp.exp(stayed + jax.nn.log_sigmoid(score))
-        # A threshold of 1 runs all loops, whatever rounding makes of the sum.
+        # A threshold of 1 runs all loops, however the sum is rounded.
         stops = (total >= rule.threshold) & (rule.threshold < 1)
         return (stayed + jax.nn.log_sigmoid(-score), total), stops
     logits = model.head(h)

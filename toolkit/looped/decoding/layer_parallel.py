@@ -120,12 +120,9 @@ class Calibrated:
 
 
 def parallel_step(
-    model: LoopedLM,
-    token: Int[Array, "batch"],
-    cache: LoopedCache,
-    size: int,
+    model: LoopedLM, token: Int[Array, "batch"], cache: LoopedCache, size: int,
     mesh: Mesh | None = None,
-) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:  # fmt: skip
     """One token through layers in groups of `size`: what `decode_step` computes if that is 1."""
     injected, before = run_blocks(model.prelude, model.embedding(token), caches=cache.prelude)
     h, rows, loops = model.start(injected), model.loop_rows(), []

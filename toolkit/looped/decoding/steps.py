@@ -27,12 +27,9 @@ from toolkit.looped.model import LoopedLM
 
 @checked
 def prefill(
-    model: LoopedLM,
-    tokens: Int[Array, "batch time"],
-    capacity: int,
-    *,
+    model: LoopedLM, tokens: Int[Array, "batch time"], capacity: int, *,
     lengths: Int[Array, "batch"] | None = None,
-) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:  # fmt: skip
     """Read a prompt in parallel and return the cache that continues it.
 
     Args:

@@ -50,12 +50,9 @@ class HashedMixtureLayer(MixtureLayer):
         MixtureLayer.check(config)
 
     def routed(
-        self,
-        x: Float[Array, "... width"],
-        *,
-        apply: Callable[..., Array] = mixture,
-        tokens: Int[Array, "..."] | None = None,
-    ) -> tuple[Array, Routing]:
+        self, x: Float[Array, "... width"], *,
+        apply: Callable[..., Array] = mixture, tokens: Int[Array, "..."] | None = None,
+    ) -> tuple[Array, Routing]:  # fmt: skip
         """The output for these tokens, and the router's decisions."""
         if tokens is None:
             raise ValueError("hash_moe: such a layer was called without tokens; call the model.")

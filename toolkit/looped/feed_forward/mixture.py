@@ -162,12 +162,9 @@ class MixtureLayer(FeedForwardLayer):
         self.options, self.dtype = options, dtype
 
     def routed(
-        self,
-        x: Float[Array, "... width"],
-        *,
-        apply: Callable[..., Array] = mixture,
-        experts: Int[Array, "... chosen"] | None = None,
-    ) -> tuple[Array, Routing]:
+        self, x: Float[Array, "... width"], *,
+        apply: Callable[..., Array] = mixture, experts: Int[Array, "... chosen"] | None = None,
+    ) -> tuple[Array, Routing]:  # fmt: skip
         """The output, and the router's decisions; `apply` takes the arguments of `mixture`, and
         `experts` are given ones, as in `route`."""
 

@@ -69,12 +69,9 @@ class HybridLayer(MixingLayer):
         return HybridCache(*parts)
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: HybridCache | None = None,
-    ) -> tuple[Float[Array, "batch time width"], HybridCache | None]:
+        self, x: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: HybridCache | None = None,
+    ) -> tuple[Float[Array, "batch time width"], HybridCache | None]:  # fmt: skip
         """Mix a sequence, after the tokens of a cache if one is given."""
         own = (None, None) if cache is None else cache
         y, attention = self.attention(x, segment_ids=segment_ids, cache=own[0])

@@ -21,7 +21,7 @@ class InTurn(NamedTuple):
         return InTurn(tuple(cache.free(rows) for cache in self.caches), self.start)
 
     def truncate(self, lengths: Int[Array, "batch"]) -> Any:
-        """The cache as it was after so many tokens of every row."""
+        """The cache as it was after the given number of tokens of every row."""
         which = lengths - self.start
         return jax.tree.map(lambda *arrays: picked(arrays, which), *self.caches)
 

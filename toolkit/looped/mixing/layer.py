@@ -123,8 +123,8 @@ class MixingLayer(ConfiguredLayer):
         return None
 
     def shared_inputs(self, x: Any, cache: Any, segment_ids: Any) -> dict[str, Array]:
-        """What a layer makes of its input [batch, time, width] for itself and for all after it in
-        its stack: further arguments of their calls and steps."""
+        """What a layer computes from its input [batch, time, width] for itself and for all later
+        layers of its stack: further arguments of their calls and steps."""
         raise NotImplementedError(f"{self.word!r} layers share nothing")
 
     def rows(self, x: Any, lo: int, *, window: int | None = None) -> Any:

@@ -7,7 +7,7 @@ groups.py                a learned share of the input of a group of layers
 checks.py                which switches of a configuration go together
 
 A connection is called with the state of the residual stream and returns what the sub-layer reads,
-and a function that makes of the sub-layer's output the next state:
+and a function from the sub-layer's output to the next state:
 
     read, write = connection(state);   state = write(sublayer(read))
 

@@ -92,7 +92,7 @@ class Connection(nnx.Module):
         self.is_boundary = is_boundary
 
     def __call__(self, state: Sourced) -> tuple[Any, Callable[[Array], Sourced]]:
-        """What the sub-layer reads, and what makes of its output the next state."""
+        """What the sub-layer reads, and the function from its output to the next state."""
         h, sources = state.h, state.sources
 
         def added(out: Array) -> Sourced:

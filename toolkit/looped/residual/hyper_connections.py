@@ -98,7 +98,7 @@ class HyperConnection(nnx.Module):
     def __call__(
         self, streams: Float[Array, "... streams width"]
     ) -> tuple[Float[Array, "... width"], Callable[[Array], Array]]:
-        """What the sub-layer reads, and what makes of its output the next streams."""
+        """What the sub-layer reads, and the function from its output to the next streams."""
         read, write, mix = self.weights(streams)
         mix = mix.reshape(*mix.shape[:-1], *2 * (streams.shape[-2],))
         mix = doubly_stochastic(mix, self.steps).astype(streams.dtype)

@@ -72,12 +72,10 @@ def sequence_attention(
 
 
 def sequence_mixer(
-    name: str,
-    inputs: tuple[Array, ...],
-    *,
+    name: str, inputs: tuple[Array, ...], *,
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
-) -> tuple[Float[Array, "batch time heads value"], Any]:
+) -> tuple[Float[Array, "batch time heads value"], Any]:  # fmt: skip
     """A linear-time mixer by the name of its row, across devices if the sequence is sharded."""
     along = _along(initial_state)
     if along is None:

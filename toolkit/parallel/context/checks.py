@@ -20,12 +20,9 @@ def check_attention(q: Array, k: Array, v: Array, sliding_window: int | None) ->
 
 
 def check_cut(
-    shape: tuple[int, ...],
-    mesh: Mesh,
-    axis: str,
-    batch_axis: str | tuple[str, ...] | None,
+    shape: tuple[int, ...], mesh: Mesh, axis: str, batch_axis: str | tuple[str, ...] | None,
     pieces: int = 1,
-) -> None:
+) -> None:  # fmt: skip
     """Check that [batch, time, ...] divides among the axes, with `pieces` of time per device."""
     batch_axes = (batch_axis,) if isinstance(batch_axis, str) else batch_axis or ()
     if axis in batch_axes:

@@ -48,7 +48,7 @@ def check_is_mean(
     loss_fn: Callable, given: Sequence[Any], batch: Any, parts: int, *,
     remedy: str = "", allows_mixed: bool = False,
 ) -> None:  # fmt: skip
-    """Check that the loss of a batch is the mean of the losses of so many parts of it.
+    """Check that the loss of a batch is the mean of the losses of its parts.
 
     `loss_fn` is (*given, batch) -> loss, or a tuple that begins with it. `remedy` ends the message.
     With `allows_mixed` each part may have statistics of its own, as microbatches do.
@@ -84,7 +84,7 @@ def check_is_mean(
 
 
 class _Pair:
-    """The program of a part beside that of the whole batch, of so many parts."""
+    """The program of a part beside that of the whole batch, which has `parts` parts."""
 
     def __init__(self, parts: int) -> None:
         self.parts = parts

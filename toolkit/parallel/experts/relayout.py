@@ -44,12 +44,9 @@ class ExpertLayout(NamedTuple):
 
 @checked
 def relayout(
-    loads: Int[np.ndarray, "devices experts"],
-    slots: Count,
-    *,
-    devices_per_node: int | None = None,
-    across_cost: float = 1.0,
-) -> ExpertLayout:
+    loads: Int[np.ndarray, "devices experts"], slots: Count, *,
+    devices_per_node: int | None = None, across_cost: float = 1.0,
+) -> ExpertLayout:  # fmt: skip
     """Compute a layout of experts from the loads of recent steps.
 
         minimise  4 across_cost (largest pairs that cross nodes at a device) / mean load

@@ -43,12 +43,9 @@ class ExpertGroups(NamedTuple):
 
 @checked
 def group_experts(
-    table: Int[np.ndarray, "vocabulary experts"],
-    devices: Count,
-    *,
-    starts: Count = 8,
-    seed: int = 0,
-) -> ExpertGroups:
+    table: Int[np.ndarray, "vocabulary experts"], devices: Count, *,
+    starts: Count = 8, seed: int = 0,
+) -> ExpertGroups:  # fmt: skip
     """Put experts that the same tokens choose on one device, with equally many on each.
 
         maximise  sum over tokens v of  sum over experts e on the device of v:  table[v, e]

@@ -78,12 +78,9 @@ def _own_experts(way: Way, rows: Array, weights: Weights) -> Array:
 
 
 def by_gather(
-    way: Way,
-    x: Float[Array, "tokens width"],
-    experts: Int[Array, "tokens chosen"],
-    shares: Float[Array, "tokens chosen"],
-    weights: Weights,
-) -> Float[Array, "tokens width"]:
+    way: Way, x: Float[Array, "tokens width"], experts: Int[Array, "tokens chosen"],
+    shares: Float[Array, "tokens chosen"], weights: Weights,
+) -> Float[Array, "tokens width"]:  # fmt: skip
     """Every device computes its own experts on the tokens of all; sums go back to their tokens."""
     x, experts, shares = (
         lax.all_gather(array, way.axes, axis=0, tiled=True) for array in (x, experts, shares)

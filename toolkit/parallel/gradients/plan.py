@@ -273,7 +273,7 @@ class ExchangePlan:
         return jax.random.fold_in(key, ("gradients", "weights").index(what))
 
     def is_gather_compressed(self, exchange: Exchange, size: int, axes: tuple[str, ...]) -> bool:
-        """Whether a tensor of so many numbers is gathered along these axes by its exchange."""
+        """Whether a tensor of `size` numbers is gathered along these axes by its exchange."""
         is_near = exchange.pattern in ("far", "dense") and axes != self.axes
         return size >= exchange.dense_below and self._devices(axes) > 1 and not is_near
 

@@ -50,8 +50,8 @@ def launch(
         processes: number of processes.
         devices: simulated CPU devices per process; None uses the devices that each process finds.
         restarts: how often to restart the job after a failure.
-        fewest: restart with half as many processes each time, at least so many; None for the same
-            number. A run with `device_batch` keeps its batch.
+        fewest: restart with half as many processes each time, but no fewer than this; None
+            for the same number. A run with `device_batch` keeps its batch.
         grace_seconds: time for processes to stop when asked.
 
     Returns:
@@ -88,7 +88,7 @@ def launch(
     written = f" What libraries wrote is in {logs}." if logs.exists() else ""
     raise RuntimeError(
         f"{failure}; the others were ended. Run the same command again: a run that saves "
-        f"checkpoints goes on from its last one.{written}"
+        f"checkpoints continues from its last one.{written}"
     )
 
 

@@ -108,12 +108,10 @@ class Program:
 
 @checked
 def program_of(
-    schedule: Schedule,
-    *,
-    tied: Sequence[int] | None = None,
-    kinds: Sequence[int] | None = None,
+    schedule: Schedule, *,
+    tied: Sequence[int] | None = None, kinds: Sequence[int] | None = None,
     stores: Sequence[int] | None = None,
-) -> Program:
+) -> Program:  # fmt: skip
     """Lay out a schedule in ticks, and give every array that waits a place to wait in.
 
         tick(task) = 1 + max(tick of the device's task before, ticks of what it waits for)

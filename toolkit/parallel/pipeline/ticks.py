@@ -33,12 +33,9 @@ class State(NamedTuple):
 
 
 def run_ticks(
-    program: Program,
-    tasks: Tasks,
-    axes: tuple[str, tuple[str, ...]],
-    arguments: tuple[Tree, Tree, Tree],
-    columns: Mapping[str, Array],
-) -> tuple[Array, tuple[Tree, Tree]]:
+    program: Program, tasks: Tasks, axes: tuple[str, tuple[str, ...]],
+    arguments: tuple[Tree, Tree, Tree], columns: Mapping[str, Array],
+) -> tuple[Array, tuple[Tree, Tree]]:  # fmt: skip
     """The loss and the gradients, summed over devices.
 
     `tasks` are for the shapes of this device's arguments: its rows of weights, the shared

@@ -98,12 +98,10 @@ def stream_backward(rows: Callable[..., Array], *, chunks: int) -> Callable[[Any
 
 @checked
 def streamed_loss(
-    hidden: Float[Array, "batch time width"],
-    table: Float[Array, "vocabulary width"],
-    targets: Int[Array, "batch time"],
-    *,
+    hidden: Float[Array, "batch time width"], table: Float[Array, "vocabulary width"],
+    targets: Int[Array, "batch time"], *,
     chunks: int,
-) -> Float[Array, ""]:
+) -> Float[Array, ""]:  # fmt: skip
     """Mean cross-entropy of the next token, with the logits of one chunk of tokens in memory.
 
         loss = -mean_{b,t} log softmax(hidden[b, t] table^T)[target[b, t]]

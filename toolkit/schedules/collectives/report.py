@@ -18,12 +18,9 @@ _MOST_JOINT = 32  # ranks whose joint all-reduce takes a second or two
 
 @checked
 def best_forest(
-    topology: Topology,
-    collective: Collective,
-    size: float,
-    root: int = 0,
+    topology: Topology, collective: Collective, size: float, root: int = 0,
     trees_per_root: int | None = None,
-) -> Forest:
+) -> Forest:  # fmt: skip
     """The forest of a collective; of an all-reduce, the joint one where that is faster at a size.
 
     Args:
@@ -45,12 +42,9 @@ def best_forest(
 
 @checked
 def plan_report(
-    topology: Topology,
-    collective: Collective,
-    size: float,
-    root: int = 0,
+    topology: Topology, collective: Collective, size: float, root: int = 0,
     trees_per_root: int | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """The best trees of a collective in words: throughput, the cut, trees, times by size.
 
     Args:

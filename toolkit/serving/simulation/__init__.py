@@ -1,1 +1,1 @@
-"""Serving without a model: iterations as events, their costs, and what policies make of them."""
+"""Serving without a model: iterations as events, their costs, and the effect of policies."""

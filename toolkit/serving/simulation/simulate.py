@@ -164,12 +164,9 @@ class _Engine:
 
 @checked
 def simulate(
-    trace: Sequence[TracedRequest],
-    instances: Sequence[Instance],
-    *,
-    seconds_per_token_sent: float = 0.0,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Run[Served]:
+    trace: Sequence[TracedRequest], instances: Sequence[Instance], *,
+    seconds_per_token_sent: float = 0.0, should_stop: Callable[[], bool] = lambda: False,
+) -> Run[Served]:  # fmt: skip
     """Serve a trace by formulas alone (modelled); deterministic.
 
     A request goes to the instance with the fewest requests. One that "prefill" has read travels

@@ -29,12 +29,9 @@ class AgentCall(NamedTuple):
 
 @checked
 def draw_workflows(
-    chain: Float[np.ndarray, "agents agents"],
-    workflows: int,
-    steps: int,
-    together: int,
+    chain: Float[np.ndarray, "agents agents"], workflows: int, steps: int, together: int,
     draw: np.random.Generator,
-) -> list[AgentCall]:
+) -> list[AgentCall]:  # fmt: skip
     """Calls of workflows that walk through a Markov chain, some at a time in random order.
 
     Args:

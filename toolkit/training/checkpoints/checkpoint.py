@@ -160,12 +160,9 @@ class Checkpoints:
             )
 
     def restore_latest(
-        self,
-        template: State,
-        expected: dict[str, Any] | None = None,
-        also: Sequence[dict[str, Any]] = (),
-        resize: Callable[[Any], Any] | None = None,
-    ) -> tuple[State, dict[str, Any]] | None:
+        self, template: State, expected: dict[str, Any] | None = None,
+        also: Sequence[dict[str, Any]] = (), resize: Callable[[Any], Any] | None = None,
+    ) -> tuple[State, dict[str, Any]] | None:  # fmt: skip
         """Read the newest usable checkpoint.
 
         A checkpoint that is damaged, or belongs to another run, is refused: with a

@@ -29,12 +29,9 @@ def other_replicas(saved: dict[str, str], template: Any, is_resized: bool) -> di
 
 
 def require_same_run(
-    record: dict[str, Any],
-    template: Any,
-    expected: dict[str, Any] | None,
-    also: Sequence[dict[str, Any]],
-    other: dict[str, Any],
-) -> None:
+    record: dict[str, Any], template: Any, expected: dict[str, Any] | None,
+    also: Sequence[dict[str, Any]], other: dict[str, Any],
+) -> None:  # fmt: skip
     """Refuse the record of a run whose settings or arrays are not those wanted."""
 
     def from_wanted(expected: dict[str, Any]) -> list[str]:

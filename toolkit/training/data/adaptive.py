@@ -93,12 +93,9 @@ class Choices:
 
 @checked
 def doremi_weights(
-    weights: Float[np.ndarray, "sources"],
-    excess: Float[np.ndarray, "sources"],
-    *,
-    rate: float = 1.0,
-    smoothing: float = 1e-3,
-) -> Float[np.ndarray, "sources"]:
+    weights: Float[np.ndarray, "sources"], excess: Float[np.ndarray, "sources"], *,
+    rate: float = 1.0, smoothing: float = 1e-3,
+) -> Float[np.ndarray, "sources"]:  # fmt: skip
     """The next weights of sources by DoReMi: more where a model lags behind its reference.
 
         z_j = w_j exp(rate max(excess_j, 0)),  w'_j = (1 - smoothing) z_j / sum z + smoothing / K

@@ -97,12 +97,9 @@ class MixedSources:
 
 @checked
 def mix_sources(
-    sources: Sequence[Any],
-    weights: Sequence[float] | Float[np.ndarray, "*rounds sources"],
-    *,
-    seed: int = 0,
-    block: int = 1024,
-) -> MixedSources:
+    sources: Sequence[Any], weights: Sequence[float] | Float[np.ndarray, "*rounds sources"], *,
+    seed: int = 0, block: int = 1024,
+) -> MixedSources:  # fmt: skip
     """Mix sources of records so that each provides its share, for `record_batches`.
 
         of the records b block .. (b + 1) block - 1, source j provides w_bj block

@@ -17,7 +17,7 @@ strengths scale the columns of T, and values and keys stay the bf16 numbers that
 stored of T is rounded to bf16.
 
 An instruction of the matrix unit multiplies 64 rows, so a product of four blocks beside each other
-is four instructions of 64 x 16 x 16, whose left operand is zero but for its block. They come from
+is four instructions of 64 x 16 x 16, whose left operand is zero outside its block. They come from
 registers, where a warp holds the 16 rows of a block; only right operands pass through shared
 memory. That is 105 instructions, 6.6 C^3 multiply-adds, where doubling whole matrices took 30 C^3.
 
@@ -45,7 +45,7 @@ INSTRUCTIONS = 3 * (3 * 8 + 4 + 7)  # of 64 x 16 x 16: of three doublings, and o
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
-    """Two bf16 numbers that sum to x but for its last 8 bits."""
+    """Two bf16 numbers whose sum is x without its last 8 bits."""
     high = x.astype(BF16)
     return high, (x - high.astype(F32)).astype(BF16)
 

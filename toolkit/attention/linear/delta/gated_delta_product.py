@@ -144,7 +144,7 @@ def _as_tokens(q, k, v, g, beta) -> tuple[Array, ...]:
     steps = k.shape[3]
 
     def spread(x: Array, place: int) -> Array:
-        """[batch, time, ...] -> [batch, time * steps, ...], zero but for one place per token."""
+        """[batch, time, ...] -> [batch, time * steps, ...], zero except in one place per token."""
         widths = [(0, 0), (0, 0), (place, steps - 1 - place)] + [(0, 0)] * (x.ndim - 2)
         x = jnp.pad(x[:, :, None], widths)
         return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -165,7 +165,7 @@ def _effect(q: Array, k: Array, beta: Array | None, decays: Decays) -> _Effect:
 def _positions(
     count: Int[Array, "batch heads"], time: int, starts: Bool[Array, "batch time"] | None
 ) -> Int[Array, "batch time heads"]:
-    """Of every token in its document, the first of which goes on from `count` tokens."""
+    """Of every token in its document, the first of which continues after `count` tokens."""
     index = jnp.arange(time, dtype=jnp.int32)[None, :, None]
     if starts is None:
         return index + count[:, None]

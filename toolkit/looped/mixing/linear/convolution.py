@@ -98,12 +98,9 @@ class LookBackLayer(MixingLayer):
         raise NotImplementedError
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: RecurrentCache | None = None,
-    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
+        self, x: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: RecurrentCache | None = None,
+    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:  # fmt: skip
         """Mix a sequence; with a cache it continues from the cache's inputs."""
         y, tail = self.mix(x, None if cache is None else cache.tail, segment_ids)
         return y, None if cache is None else RecurrentCache(None, tail)

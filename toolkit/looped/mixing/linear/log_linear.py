@@ -76,7 +76,7 @@ class _LevelledLayer(RecurrentLayer):
 
 
 class LogLinearMamba2Layer(_LevelledLayer, Mamba2Layer):
-    """`Mamba2Layer` with `log_linear_mamba2` in the place of its mixer.
+    """`Mamba2Layer` with `log_linear_mamba2` in place of its mixer.
 
     Source: Guo et al., "Log-Linear Attention", 2025, section 3.3.
     """
@@ -86,7 +86,7 @@ class LogLinearMamba2Layer(_LevelledLayer, Mamba2Layer):
 
 
 class LogLinearGatedDeltaLayer(_LevelledLayer, GatedDeltaNetLayer):
-    """`GatedDeltaNetLayer` with `log_linear_gated_delta_net` in the place of its mixer.
+    """`GatedDeltaNetLayer` with `log_linear_gated_delta_net` in place of its mixer.
 
     Source: Guo et al., "Log-Linear Attention", 2025, section 3.3.
     """

@@ -174,12 +174,9 @@ class RecurrentLayer(MixingLayer):
         )
 
     def project(
-        self,
-        x: Float[Array, "batch time width"],
-        past: RecurrentCache | None,
-        segment_ids: Int[Array, "batch time"] | None,
-        **shared: Array,
-    ) -> Projection:
+        self, x: Float[Array, "batch time width"], past: RecurrentCache | None,
+        segment_ids: Int[Array, "batch time"] | None, **shared: Array,
+    ) -> Projection:  # fmt: skip
         """The mixer's inputs; `past` is the tail of what came before x, if any. `shared` is what
         `shared_inputs` of an earlier layer returned."""
         raise NotImplementedError

@@ -97,12 +97,9 @@ class SharedWindowLayer(MixingLayer):
         return KVCache.empty(batch, 1, size, size, window, config.compute_dtype)
 
     def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
+        self, x: Float[Array, "batch time width"], *,
+        segment_ids: Int[Array, "batch time"] | None = None, cache: Any = None,
+    ) -> tuple[Float[Array, "batch time width"], Any]:  # fmt: skip
         """Mix a sequence, after the tokens of a cache if one is given."""
         length = None if cache is None else cache.length
         positions = token_positions(x.shape[:2], length, segment_ids)

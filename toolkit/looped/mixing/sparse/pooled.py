@@ -68,7 +68,7 @@ class Compressor(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch time width"], past: dict[str, Any]
     ) -> tuple[Float[Array, "batch time size"], Array]:
-        """The row of every block in the place of its last token, and the new tail."""
+        """The row of every block in place of its last token, and the new tail."""
         how = {"block_size": self.block_size, "series": self.series}
         rows, tail = block_pooling(self.value(x), self.gate(x), self.bias[...], **how, **past)
         return self.norm(rows), tail

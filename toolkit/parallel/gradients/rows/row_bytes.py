@@ -40,7 +40,7 @@ def row_bytes(
         rows: rows of the table V.
         width: numbers per row W.
         density: share of the rows that one replica touches.
-        union: share that so many replicas touch together; None: they touch independently.
+        union: share that a number of replicas touch together; None: they touch independently.
         push_skew: largest part of an owner over the mean, of what replicas push.
         pull_skew: the same of what they pull.
         block: rows per block of "blocks", touched independently.

@@ -48,7 +48,8 @@ def torus(*sizes: int, rate: Rate = 1, twist: int = 0) -> Topology:
     Args:
         *sizes: nodes along each axis.
         rate: GB/s per cable and direction.
-        twist: the cables that close the first axis also move by so many nodes along the last one.
+        twist: the cables that close the first axis also move by this number of nodes along
+            the last one.
 
     Example:
         >>> torus(4, 4).ingress[0]
