@@ -221,10 +221,6 @@ def mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool =
     return count(1, context, heads, *sizes, **options) / (context if whole else 1)
 
 
-def _all_layers(config):
-    return (*config.prelude_layers, *config.layers, *config.coda_layers)
-
-
 @functools.lru_cache(maxsize=1024)
 def _traced_parameters(config, is_first):
     how = {} if is_first else {"depth": (1, 2)}
@@ -259,7 +255,8 @@ def match_parameters(
     """
     _require_swiglu(config)
     wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
-    per_unit = (3 * config.width + 2 * config.swiglu.biases) * len(_all_layers(config))
+    layers = len(config.prelude_layers) + len(config.layers) + len(config.coda_layers)
+    per_unit = (3 * config.width + 2 * config.swiglu.biases) * layers
     fixed = parameter_count(config) - per_unit * config.feed_forward_size
     return _matched(config, wanted, parameter_count, (fixed, per_unit), tolerance, "parameters")
 

@@ -13,7 +13,6 @@ of `toolkit.looped` runs on pages unchanged; a step then copies what it reads. A
 through the table, as vLLM's, saves that copy.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,11 +142,6 @@ class PagedCache:
             for leaf, axis in zip(leaves, self.axes, strict=True)
             if axis is None
         )
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Bytes of a page, over all layers and loops."""
-        return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in self.pages)
 
 
 def growing_axes(config: LoopedConfig, capacity: int, page: int) -> tuple[int | None, ...]:

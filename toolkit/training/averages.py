@@ -90,7 +90,8 @@ def evaluation_params(state: TrainState) -> Any:
         return state.params
     layout = layout_of(state.params)
     shardings = jax.tree.unflatten(jax.tree.structure(state.params), layout)
-    read = _of_average if isinstance(found, AverageState) else _of_schedule_free
+    is_average = isinstance(found, AverageState)
+    read = _of_average if is_average else optax.contrib.schedule_free_eval_params
     return jax.jit(read, out_shardings=shardings if all(layout) else None)(found, state.params)
 
 
@@ -104,10 +105,6 @@ def _of_average(found: AverageState, params: Any) -> Any:
         return jnp.where(count, value, last).astype(last.dtype)
 
     return jax.tree.map(corrected, found.average.ema, params)
-
-
-def _of_schedule_free(found: Any, params: Any) -> Any:
-    return optax.contrib.schedule_free_eval_params(found, params)
 
 
 def _wide(params: Any) -> Any:

@@ -39,14 +39,6 @@ def _mamba2() -> Callable[..., Any]:
     return lambda q, k, v, g, dt: scan(v, dt, g / dt, k, q)
 
 
-def _linear() -> Callable[..., Any]:
-    return _constant_decay(lambda heads: np.zeros(heads, np.float32))
-
-
-def _retention() -> Callable[..., Any]:
-    return _constant_decay(lambda heads: np.array(retention_log_decay(heads)))
-
-
 def _constant_decay(log_decay: Callable[[int], np.ndarray]) -> Callable[..., Any]:
     import torch
 
@@ -105,8 +97,8 @@ def _kimi_delta() -> Callable[..., Any]:
 
 
 _FORMS: dict[str, Callable[[], Callable[..., Any]]] = {
-    "linear": _linear,
-    "retention": _retention,
+    "linear": lambda: _constant_decay(lambda heads: np.zeros(heads, np.float32)),
+    "retention": lambda: _constant_decay(lambda heads: np.array(retention_log_decay(heads))),
     "mamba2": _mamba2,
     "gdn": _gated_delta_rule,
     "delta": _delta,

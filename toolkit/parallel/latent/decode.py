@@ -121,7 +121,9 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed, imple
 
     stored = cache.latents, cache.rope_keys
     if is_summed:
-        q = absorbed_queries(made, part._replace(key_up=_owned(part)))
+        # The factor that maps queries to the features of a slice, without multipliers.
+        key_up = part.key_up * part.owned.astype(part.key_up.dtype)[:, None, None]
+        q = absorbed_queries(made, part._replace(key_up=key_up))
         visible = first_slots(cache.capacity, filled)
         summed = partial(sum_of_parts, axes=rows) if rows else lambda scores: scores
         u, lse = attend_visible(q, made.rope_queries, *stored, visible, config.scale, summed)
@@ -152,11 +154,6 @@ def _queries(x_t, sliced, positions, config, plan):
         return q, q_r
     both = lax.all_gather(jnp.concatenate([q, q_r], axis=2), axes, axis=1, tiled=True)
     return jnp.split(both, [config.key_size], axis=2)
-
-
-def _owned(part: Slice) -> Array:
-    """The factor that maps queries to the features of a slice, without multipliers."""
-    return part.key_up * part.owned.astype(part.key_up.dtype)[:, None, None]
 
 
 def _merged(u, lse, part: Slice, columns):

@@ -98,7 +98,8 @@ def layout(
             if best is not None:
                 specs = {state: with_axes(spec, best, cut) for state, cut in axes.items()}
                 if not axes["weights"]:
-                    reason = f"whole while it is used, {_cut_words(axes)} cut: {reason}"
+                    what = "gradient and moments" if axes["gradient"] else "moments"
+                    reason = f"whole while it is used, {what} cut: {reason}"
             elif any(spec):
                 reason = reason.replace("replicated", "cut no further")
             reasons.append(reason)
@@ -180,10 +181,6 @@ def _tensor_cut(
     if count % devices or size % devices:
         return PartitionSpec(), f"whole: {TENSOR_AXIS}={devices} does not divide {count} {what}"
     return with_axes(PartitionSpec(), role.dimension, (TENSOR_AXIS,)), role.reason
-
-
-def _cut_words(axes: dict[str, tuple[str, ...]]) -> str:
-    return "gradient and moments" if axes["gradient"] else "moments"
 
 
 def _used(row: Placement) -> set[str]:

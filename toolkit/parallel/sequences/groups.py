@@ -221,15 +221,14 @@ def plan_micro_batches(
             for part in divide_evenly(lengths, parts):
                 mine = [lengths[index] for index in part]
                 groups = plan_sequence_groups(mine, seconds=seconds, **how)
-                plans.append([_renumbered(group, part) for group in groups])
+                plans.append([
+                    replace(group, sequences=tuple(part[index] for index in group.sequences))
+                    for group in groups
+                ])  # fmt: skip
             return plans
         except _DoesNotFitError as error:
             reason = error
     raise ValueError(f"lengths: no {fewest} to {most} micro-batches hold them ({reason})")
-
-
-def _renumbered(group: SequenceGroup, part: list[int]) -> SequenceGroup:
-    return replace(group, sequences=tuple(part[index] for index in group.sequences))
 
 
 class _DoesNotFitError(ValueError):

@@ -142,7 +142,7 @@ class Forest:
                     counts.append(np.zeros(nodes * nodes, np.int64))
                 ends = np.array(links)
                 if self.translations:
-                    ends = self._moves[:, ends].reshape(-1, 2)
+                    ends = np.array(self.translations)[:, ends].reshape(-1, 2)
                 first, second = (1, 0) if is_backwards else (0, 1)
                 at = ends[:, first] * nodes + ends[:, second]
                 counts[step] += weight * np.bincount(at, minlength=nodes * nodes)
@@ -150,10 +150,6 @@ class Forest:
             used = np.flatnonzero(count)
             found.append({divmod(int(at), nodes): int(count[at]) * unit for at in used})
         return found
-
-    @functools.cached_property
-    def _moves(self) -> np.ndarray:
-        return np.array(self.translations)
 
     @functools.cached_property
     def unit(self) -> Fraction:

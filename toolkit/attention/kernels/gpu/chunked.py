@@ -142,7 +142,8 @@ def chunked(
     if g.shape[-1] != 1:
         g = padded(g, 64)
     heads, sizes = v.shape[2], initial_state.shape
-    state = jnp.pad(_rows_of_states(initial_state), [(0, 0), (0, -key % 64), (0, -value % 32)])
+    state = initial_state.reshape(-1, *initial_state.shape[2:])
+    state = jnp.pad(state, [(0, 0), (0, -key % 64), (0, -value % 32)])
     if documents is not None:
         documents = jnp.repeat(documents, heads, axis=0)
     beta = None if beta is None else _rows(beta)
@@ -163,10 +164,6 @@ def _kept(q, k, v, g, beta, documents, initial_state, interpret):
 def _rows(x: Array) -> Array:
     """[batch, time, heads, ...] -> [batch * heads, time, ...]; of tokens that is a copy."""
     return jnp.moveaxis(x, 2, 1).reshape(-1, x.shape[1], *x.shape[3:])
-
-
-def _rows_of_states(x: Array) -> Array:
-    return x.reshape(-1, *x.shape[2:])
 
 
 def _factors(q, k, v, g, beta, documents) -> Factors:

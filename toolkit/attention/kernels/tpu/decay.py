@@ -138,9 +138,8 @@ class ScalarDecay(NamedTuple):
         return self.dot(k, self.leaving * written.astype(jnp.float32), (0, 0))
 
     def write_gradient(self, d_state: Array, k: Array, written: Array) -> tuple[Array, Array]:
-        return self.leaving * self.dot(written, d_state, (1, 1)), self.leaving * self.dot(
-            k, d_state
-        )
+        d_k = self.leaving * self.dot(written, d_state, (1, 1))
+        return d_k, self.leaving * self.dot(k, d_state)
 
     def carry(self, state: Array) -> Float[Array, "key value"]:
         return self.through * state

@@ -241,16 +241,12 @@ def _of_chip(peak: Peak, boxes: int, gpus: int) -> Topology:
     )  # fmt: skip
 
 
-def _twisted(*sizes: int) -> Topology:
-    return shapes.torus(*sizes, twist=sizes[0])
-
-
 _SHAPES: dict[str, Callable[..., Topology]] = {
     "ring": shapes.ring,
     "path": shapes.mesh,
     "mesh": shapes.mesh,
     "torus": shapes.torus,
-    "twisted-torus": _twisted,
+    "twisted-torus": lambda *sizes: shapes.torus(*sizes, twist=sizes[0]),
     "hypercube": shapes.hypercube,
     "complete": shapes.complete,
     "star": shapes.star,
