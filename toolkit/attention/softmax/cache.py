@@ -82,17 +82,10 @@ class KVCache(Rows):
 
     @classmethod
     def empty(
-        cls,
-        batch: int,
-        key_value_heads: int,
-        key_size: int,
-        value_size: int,
-        capacity: int,
-        dtype=jnp.float32,
-        *,
-        is_quantised: bool = False,
-        number_format: NumberFormat = "int8",
-    ) -> "KVCache":
+        cls, batch: int, key_value_heads: int, key_size: int, value_size: int, capacity: int,
+        dtype=jnp.float32, *,
+        is_quantised: bool = False, number_format: NumberFormat = "int8",
+    ) -> "KVCache":  # fmt: skip
         """Make a cache without tokens, with room for `capacity` of them in every row.
 
         One that `is_quantised` holds its numbers in `number_format` and takes tokens of any dtype;
@@ -141,19 +134,14 @@ class KVCache(Rows):
 
 @checked
 def softmax_attention_step(
-    q_t: Query,
-    k_t: SharedKey,
-    v_t: SharedValue,
-    cache: KVCache,
-    *,
-    scale: float | None = None,
-    sliding_window: TokenCount | None = None,
+    q_t: Query, k_t: SharedKey, v_t: SharedValue, cache: KVCache, *,
+    scale: float | None = None, sliding_window: TokenCount | None = None,
     logits_soft_cap: Annotated[float, Known()] | None = None,
     alibi_slopes: Float[Array, "heads"] | None = None,
     relative_bias: Float[Array, "batch heads distances"] | None = None,
     sinks: Float[Array, "heads"] | Float[Array, "batch heads"] | None = None,
     return_residual: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     """Append one token to the cache and attend to all tokens in it.
 
         o_t = sum_{i <= t} softmax_i(s_ti) v_i
@@ -268,13 +256,10 @@ def attend_to_slots(
 
 
 def append(
-    cache: KVCache,
-    k: Float[Array, "batch key_value_heads key time"],
-    v: Float[Array, "batch key_value_heads value time"],
-    segment_ids: SegmentIds | None,
-    *,
+    cache: KVCache, k: Float[Array, "batch key_value_heads key time"],
+    v: Float[Array, "batch key_value_heads value time"], segment_ids: SegmentIds | None, *,
     window: Window,
-) -> tuple[Array, Array, Mask, KVCache]:
+) -> tuple[Array, Array, Mask, KVCache]:  # fmt: skip
     """Append several tokens, and lay out the keys and values their queries may see in order."""
     cache = calibrated(cache, k)
     new = stored(cache, k, v)

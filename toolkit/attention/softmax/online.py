@@ -18,27 +18,18 @@ from toolkit.attention._checks import check_sizes
 
 
 class OnlineSoftmax(NamedTuple):
-    """What `online_softmax` returns.
+    """What `online_softmax` returns."""
 
-    Attributes:
-        out: weighted values [rows, value].
-        lse: logarithm of the sum of exponentials [rows].
-        rescales: how often what had been summed was rescaled [rows].
-    """
-
-    out: Float[Array, "rows value"]
-    lse: Float[Array, "rows"]
-    rescales: Int[Array, "rows"]
+    out: Float[Array, "rows value"]  # weighted values [rows, value]
+    lse: Float[Array, "rows"]  # logarithm of the sum of exponentials [rows]
+    rescales: Int[Array, "rows"]  # how often what had been summed was rescaled [rows]
 
 
 @checked
 def online_softmax(
-    scores: Float[Array, "rows keys"],
-    values: Float[Array, "keys value"],
-    *,
-    tile: int = 64,
-    slack: float = 0.0,
-) -> OnlineSoftmax:
+    scores: Float[Array, "rows keys"], values: Float[Array, "keys value"], *,
+    tile: int = 64, slack: float = 0.0,
+) -> OnlineSoftmax:  # fmt: skip
     """Values weighted by the softmax of every row, its keys taken in tiles.
 
         o_i = sum_j softmax_j(s_ij) v_j

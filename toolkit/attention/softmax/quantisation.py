@@ -13,14 +13,10 @@ from toolkit.attention.softmax.softmax_attention import softmax_attention
 
 @checked
 def quantisation_error(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
-    *,
-    scale: float | None = None,
-    sliding_window: TokenCount | None = None,
+    q: Queries, k: SharedKeys, v: SharedValues, *,
+    scale: float | None = None, sliding_window: TokenCount | None = None,
     number_format: NumberFormat = "int8",
-) -> Float[Array, "heads"]:
+) -> Float[Array, "heads"]:  # fmt: skip
     """How far the outputs of causal attention move when keys and values are held in 8 bits.
 
         ||o_quantised - o|| / ||o||        over all tokens of a head

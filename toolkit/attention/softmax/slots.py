@@ -81,12 +81,9 @@ def _wide(equation: str, *operands: Array) -> Array:
 
 
 def _over_blocks(
-    product: Callable[[Array, Array], Array],
-    whole: Callable[[Array, Array], Array],
-    slots: Array,
-    few: Array,
-    cut: bool = False,
-) -> tuple[Array, Array | None]:
+    product: Callable[[Array, Array], Array], whole: Callable[[Array, Array], Array], slots: Array,
+    few: Array, cut: bool = False,
+) -> tuple[Array, Array | None]:  # fmt: skip
     """Products of whole blocks, [batch, key_heads, blocks, ...], and of the slots that are left.
 
     With `cut` the few rows have slots too, of which a block meets its own.

@@ -17,35 +17,23 @@ from toolkit.attention._checks import check_count
 
 
 class Ranked(NamedTuple):
-    """Units of one query head in falling order of their score, with their estimated shares.
+    """Units of one query head in falling order of their score, with their estimated shares."""
 
-    Attributes:
-        shares: estimated share of the whole softmax that each unit holds; None if not asked for.
-        sizes: tokens of each unit.
-        forced_share: estimated share of the sinks and recent tokens, which are always read,
-            likewise.
-        forced_lse: their residual, exactly, for every query head of the set.
-        scores: by which all units are ranked, in the units' own order.
-        room: the most tokens that may still be read.
-    """
-
+    # estimated share of the whole softmax that each unit holds; None if not asked for
     shares: Float[Array, "units"] | None
-    sizes: Int[Array, "units"]
+    sizes: Int[Array, "units"]  # tokens of each unit
+    # estimated share of the sinks and recent tokens, which are always read, likewise
     forced_share: Float[Array, ""] | None
-    forced_lse: Float[Array, "group"]
-    scores: Float[Array, "all_units"]
-    room: Int[Array, ""]
+    forced_lse: Float[Array, "group"]  # their residual, exactly, for every query head of the set
+    scores: Float[Array, "all_units"]  # by which all units are ranked, in the units' own order
+    room: Int[Array, ""]  # the most tokens that may still be read
 
 
 class Budget(Protocol):
-    """How many tokens a head may attend to.
+    """How many tokens a head may attend to."""
 
-    Attributes:
-        needs_mass: whether it asks what share of the softmax the ranked units hold.
-        compares_heads: whether it is shared out among the heads of a layer by their scores.
-    """
-
-    needs_mass: ClassVar[bool]
+    needs_mass: ClassVar[bool]  # whether it asks what share of the softmax the ranked units hold
+    # whether it is shared out among the heads of a layer by their scores
     compares_heads: ClassVar[bool]
 
     @property

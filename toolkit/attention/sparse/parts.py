@@ -33,19 +33,14 @@ class Head(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """How a query ranks the units.
+    """How a query ranks the units."""
 
-    Attributes:
-        scores: by which units are ranked; -inf for a unit without selectable tokens.
-        logits: estimated logarithm of every unit's sum of exponentials, None if not asked for.
-        shares: estimated shares of the softmax, likewise.
-        forced_share: that of the sinks and recent tokens.
-    """
-
+    # by which units are ranked; -inf for a unit without selectable tokens
     scores: Float[Array, "sets units"]
+    # estimated logarithm of every unit's sum of exponentials, None if not asked for
     logits: Float[Array, "group units"] | None
-    shares: Float[Array, "sets units"] | None
-    forced_share: Float[Array, "sets"] | None
+    shares: Float[Array, "sets units"] | None  # estimated shares of the softmax, likewise
+    forced_share: Float[Array, "sets"] | None  # that of the sinks and recent tokens
 
 
 class Part(NamedTuple):
@@ -177,13 +172,10 @@ def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -
 
 
 def attend_to(
-    head: Head,
-    q: Float[Array, "batch heads sets group key"],
-    tokens: Int[Array, "batch heads sets slots"],
-    mask: Bool[Array, "batch heads sets slots"],
-    *,
+    head: Head, q: Float[Array, "batch heads sets group key"],
+    tokens: Int[Array, "batch heads sets slots"], mask: Bool[Array, "batch heads sets slots"], *,
     keeps_scores: bool = False,
-) -> Part:
+) -> Part:  # fmt: skip
     """Softmax attention of all heads to the tokens of lists that a mask selects.
 
     A slot that is not selected copies the newest token, which is always attended to. So dropped

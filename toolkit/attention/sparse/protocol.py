@@ -85,14 +85,9 @@ class Decoded(NamedTuple):
 
 @checked
 def build(
-    selector: Selector,
-    keys: HeldKeys,
-    values: HeldValues,
-    length: Int[Array, "batch"],
-    *,
-    queries: HeldQueries | None = None,
-    scale: float | None = None,
-) -> SparseCache:
+    selector: Selector, keys: HeldKeys, values: HeldValues, length: Int[Array, "batch"], *,
+    queries: HeldQueries | None = None, scale: float | None = None,
+) -> SparseCache:  # fmt: skip
     """Make the cache of a prompt: its keys and values, and the selector's index of them.
 
     Args:
@@ -206,15 +201,10 @@ def _observe(selector, cache, weights):
 
 @checked
 def decode_step(
-    cache: SparseCache,
-    q_t: Query,
-    selector: Selector,
-    budget: Budget,
-    *,
-    scale: float | None = None,
-    group: Literal["union", "sum", "max", "each"] | None = None,
+    cache: SparseCache, q_t: Query, selector: Selector, budget: Budget, *,
+    scale: float | None = None, group: Literal["union", "sum", "max", "each"] | None = None,
     corrects_tail: bool = False,
-) -> Decoded:
+) -> Decoded:  # fmt: skip
     r"""Attend with one query per head to the tokens that a selector picks from the cache.
 
         o = sum_{i in I} softmax_I(scale q . k_i) v_i      I = sinks + selected + recent

@@ -153,14 +153,9 @@ class Selector:
         return scores
 
     def together(
-        self,
-        index: Any,
-        q: Float[Array, "group key"],
-        length,
-        start,
-        recent_slots: int,
+        self, index: Any, q: Float[Array, "group key"], length, start, recent_slots: int,
         reduce: Callable[[Array], Array],
-    ) -> Float[Array, "1 units"] | None:
+    ) -> Float[Array, "1 units"] | None:  # fmt: skip
         """Scores for a group that reads together, if found without those of every head.
 
         `reduce` makes one row of the heads' logarithms of shares [group, any]; of at most
@@ -198,25 +193,16 @@ class Selector:
         return Expanded(tokens, (tokens >= self.sinks) & (tokens < start))
 
     def suffices(
-        self,
-        budget: Budget,
-        ranked: Ranked,
-        index: Any,
-        keys: Float[Array, "capacity key"],
-        q: Float[Array, "group key"],
-        tokens: Int[Array, "slots"],
-    ) -> Int[Array, ""]:
+        self, budget: Budget, ranked: Ranked, index: Any, keys: Float[Array, "capacity key"],
+        q: Float[Array, "group key"], tokens: Int[Array, "slots"],
+    ) -> Int[Array, ""]:  # fmt: skip
         """How many ranked tokens satisfy a budget that asks for a mass."""
         return budget.selected(ranked)
 
     def tail(
-        self,
-        index: Any,
-        q: Float[Array, "group key"],
-        logits: Float[Array, "group units"] | None,
-        is_taken: Bool[Array, "sets units"],
-        rest: Rest,
-    ) -> tuple[Float[Array, "group value"], Float[Array, "group"]]:
+        self, index: Any, q: Float[Array, "group key"], logits: Float[Array, "group units"] | None,
+        is_taken: Bool[Array, "sets units"], rest: Rest,
+    ) -> tuple[Float[Array, "group value"], Float[Array, "group"]]:  # fmt: skip
         """Estimate the output of attention to the rest, and its residual.
 
         The output is the mean value of the rest. The residual sums the estimates of the units not

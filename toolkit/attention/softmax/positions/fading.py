@@ -22,13 +22,9 @@ from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 
 def attend_fading(
-    inputs: Inputs,
-    g: Float[Array, "batch heads key_time"],
-    mask: Mask,
-    *,
-    scale: float,
-    rows: int,
-) -> Float[Array, "batch query_time heads value"]:
+    inputs: Inputs, g: Float[Array, "batch heads key_time"], mask: Mask, *,
+    scale: float, rows: int,
+) -> Float[Array, "batch query_time heads value"]:  # fmt: skip
     """Outputs of causal queries, `rows` at a time; a gate that is NaN spoils its document on."""
     q, k, v, *_ = inputs
     segments = mask.documents

@@ -76,15 +76,9 @@ class ForgettingCache(Rows):
 
     @classmethod
     def empty(
-        cls,
-        batch: int,
-        heads: int,
-        key_value_heads: int,
-        key_size: int,
-        value_size: int,
-        capacity: int,
-        dtype=jnp.float32,
-    ) -> "ForgettingCache":
+        cls, batch: int, heads: int, key_value_heads: int, key_size: int, value_size: int,
+        capacity: int, dtype=jnp.float32,
+    ) -> "ForgettingCache":  # fmt: skip
         """Make a cache without tokens, with room for `capacity` of them in every row."""
         check_sizes(
             "a ForgettingCache",

@@ -65,14 +65,9 @@ class PathCache(Rows):
 
     @classmethod
     def empty(
-        cls,
-        batch: int,
-        key_value_heads: int,
-        key_size: int,
-        value_size: int,
-        capacity: int,
+        cls, batch: int, key_value_heads: int, key_size: int, value_size: int, capacity: int,
         dtype=jnp.float32,
-    ) -> "PathCache":
+    ) -> "PathCache":  # fmt: skip
         """Make a cache without tokens, with room for `capacity` of them in every row."""
         check_sizes(
             "a PathCache",

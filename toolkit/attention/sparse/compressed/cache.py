@@ -44,18 +44,10 @@ class CompressedCache(Rows):
 
     @classmethod
     def empty(
-        cls,
-        batch: int,
-        key_value_heads: int,
-        key_size: int,
-        value_size: int,
-        capacity: int,
-        dtype=jnp.float32,
-        *,
-        block_size: int,
-        sliding_window: int,
-        index_size: int | None = None,
-    ) -> "CompressedCache":
+        cls, batch: int, key_value_heads: int, key_size: int, value_size: int, capacity: int,
+        dtype=jnp.float32, *,
+        block_size: int, sliding_window: int, index_size: int | None = None,
+    ) -> "CompressedCache":  # fmt: skip
         """Make a cache without tokens, with room for `capacity` of them in every row."""
         check_sizes(
             "a CompressedCache",

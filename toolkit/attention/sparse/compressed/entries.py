@@ -17,22 +17,15 @@ from toolkit.attention.sparse.train.indexer import index_scores
 
 
 class Entries(NamedTuple):
-    """Earlier entries and those of the new tokens.
+    """Earlier entries and those of the new tokens."""
 
-    Attributes:
-        keys: [batch, key_value_heads, entries, key].
-        values: [batch, key_value_heads, entries, value].
-        index_keys: [batch, entries, index] or None.
-        last: index of the last of an entry's tokens among the new ones, -1 if it is an earlier one;
-            a place without an entry has the number of tokens.
-        documents: of queries and entries, or None and None.
-    """
-
-    keys: Array
-    values: Array
-    index_keys: Array | None
+    keys: Array  # [batch, key_value_heads, entries, key]
+    values: Array  # [batch, key_value_heads, entries, value]
+    index_keys: Array | None  # [batch, entries, index] or None
+    # index of the last of an entry's tokens among the new ones, -1 if it is an earlier one; a place
+    # without an entry has the number of tokens
     last: Int[Array, "batch entries"]
-    documents: tuple[Any, Any]
+    documents: tuple[Any, Any]  # of queries and entries, or None and None
 
 
 def entries_seen(

@@ -23,14 +23,11 @@ from toolkit.attention.execution.precision import accumulator
 def block_pooling(
     x: Float[Array, "batch time channels"],
     gates: Float[Array, "batch time channels"] | None = None,
-    bias: Float[Array, "block channels"] | None = None,
-    *,
-    block_size: int,
-    series: int = 1,
-    segment_ids: SegmentIds | None = None,
+    bias: Float[Array, "block channels"] | None = None, *,
+    block_size: int, series: int = 1, segment_ids: SegmentIds | None = None,
     initial_state: Float[Array, "batch past stored"] | None = None,
     length: Int[Array, "batch"] | None = None,
-) -> tuple[Float[Array, "batch time size"], Float[Array, "batch past stored"]]:
+) -> tuple[Float[Array, "batch time size"], Float[Array, "batch past stored"]]:  # fmt: skip
     """The row of every block, in the place of its last token; zeros elsewhere.
 
         c_b = sum_j softmax_j(z_j + bias_j) x_j

@@ -31,14 +31,10 @@ UPDATES = 20  # between two draws of queries
 
 @checked
 def train_hash(
-    q: Float[Array, "prompts time heads key"],
-    k: Float[Array, "prompts time key_value_heads key"],
+    q: Float[Array, "prompts time heads key"], k: Float[Array, "prompts time key_value_heads key"],
     *,
-    bits: int = 128,
-    draws: int = 15,
-    seed: int = 0,
-    is_centred: bool = True,
-) -> Float[Array, "key_value_heads key bits"]:
+    bits: int = 128, draws: int = 15, seed: int = 0, is_centred: bool = True,
+) -> Float[Array, "key_value_heads key bits"]:  # fmt: skip
     """Learn HATA's projections from the queries and keys of some prompts.
 
         h(x) = sign(x W), with W from descent on the loss at the head of this file

@@ -21,13 +21,9 @@ nearest_of_parts = jax.vmap(nearest, in_axes=(0, 0, None))
 
 
 def k_means(
-    rows: Float[Array, "rows channels"],
-    is_row: Bool[Array, "rows"],
-    clusters: int,
-    iterations: int,
-    count: Int[Array, ""] | int,
-    parts: int = 1,
-) -> tuple[Float[Array, "parts clusters size"], Int[Array, "parts rows"]]:
+    rows: Float[Array, "rows channels"], is_row: Bool[Array, "rows"], clusters: int,
+    iterations: int, count: Int[Array, ""] | int, parts: int = 1,
+) -> tuple[Float[Array, "parts clusters size"], Int[Array, "parts rows"]]:  # fmt: skip
     """Centroids of the first `count` of `clusters` clusters, and the cluster of every row, in each
     of some equal parts of the channels.
 

@@ -49,18 +49,10 @@ class Offloaded(NamedTuple):
 
 @checked
 def offloaded_step(
-    length: int,
-    fetched: int,
-    *,
-    link: float,
-    compute: float = 0.0,
-    key: int = 128,
-    value: int = 128,
-    key_value_heads: int = 1,
-    parts: int = 2,
-    bits: int = 6,
-    itemsize: int = 2,
-) -> Offloaded:
+    length: int, fetched: int, *,
+    link: float, compute: float = 0.0, key: int = 128, value: int = 128, key_value_heads: int = 1,
+    parts: int = 2, bits: int = 6, itemsize: int = 2,
+) -> Offloaded:  # fmt: skip
     """Bytes over the host link and seconds of one layer's step.
 
         B_index   = heads (length parts bits / 8 + 2^bits key itemsize)

@@ -123,14 +123,9 @@ class PQCache(HalfRecent):
         return index.codes.shape[0] == 1 and index.codes.shape[1] >= 4 * index.counts.shape[1]
 
     def together(
-        self,
-        index: Codes,
-        q: Array,
-        length,
-        start,
-        recent_slots: int,
+        self, index: Codes, q: Array, length, start, recent_slots: int,
         reduce: Callable[[Array], Array],
-    ) -> Array | None:
+    ) -> Array | None:  # fmt: skip
         if not self._counts(index):
             return None
         slots = min(recent_slots, index.codes.shape[1])

@@ -32,16 +32,11 @@ def strata(first: int, capacity: int) -> list[int]:
 
 
 def sampled_count(
-    share: float,
-    logits: Float[Array, "slots"],
-    is_token: Bool[Array, "slots"],
-    order_scores: Float[Array, "clusters"],
-    scores: Float[Array, "clusters"],
-    q: Float[Array, "key"],
-    index: Any,
-    keys: Float[Array, "capacity key"],
+    share: float, logits: Float[Array, "slots"], is_token: Bool[Array, "slots"],
+    order_scores: Float[Array, "clusters"], scores: Float[Array, "clusters"],
+    q: Float[Array, "key"], index: Any, keys: Float[Array, "capacity key"],
     forced_lse: Float[Array, ""],
-) -> Int[Array, ""]:
+) -> Int[Array, ""]:  # fmt: skip
     """Tokens of the list that one query head needs; `order_scores` put the clusters in order."""
     slots, precise = logits.shape[0], logits.dtype
     order = jnp.argsort(-order_scores, stable=True)

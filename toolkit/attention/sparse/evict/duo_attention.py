@@ -45,12 +45,9 @@ def head_gates(
 
 
 def split_heads(
-    gates: Float[np.ndarray, "layers key_value_heads"],
-    streaming_share: float,
-    *,
-    streaming_tokens: int,
-    capacity: int,
-) -> list[PerHead]:
+    gates: Float[np.ndarray, "layers key_value_heads"], streaming_share: float, *,
+    streaming_tokens: int, capacity: int,
+) -> list[PerHead]:  # fmt: skip
     """Budgets of all layers: heads with the smallest gates stream, the others read everything.
 
     Args:

@@ -46,13 +46,10 @@ def newest(position: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def attention(
-    keys: Float[Array, "capacity key"],
-    queries: Float[Array, "group queries key"],
-    positions: Int[Array, "queries"],
-    length,
-    *,
+    keys: Float[Array, "capacity key"], queries: Float[Array, "group queries key"],
+    positions: Int[Array, "queries"], length, *,
     is_causal: bool = True,
-) -> Float[Array, "group queries capacity"]:
+) -> Float[Array, "group queries capacity"]:  # fmt: skip
     """Softmax weights of queries at some positions; 0 for a query that is not of the sequence."""
     token, query = jnp.arange(keys.shape[0], dtype=jnp.int32)[None], positions[:, None]
     visible = (token < length) & (query >= 0) & (query < length)
@@ -64,13 +61,10 @@ def attention(
 
 
 def over_queries(
-    add: Callable[[Array, Array], Array],
-    keys: Float[Array, "capacity key"],
-    queries: Float[Array, "group capacity key"],
-    length,
-    *,
+    add: Callable[[Array, Array], Array], keys: Float[Array, "capacity key"],
+    queries: Float[Array, "group capacity key"], length, *,
     is_causal: bool = True,
-) -> Float[Array, "capacity"]:
+) -> Float[Array, "capacity"]:  # fmt: skip
     """Reduce the softmax weights of all queries of a prompt, a few queries at a time."""
     blocks = -(-queries.shape[1] // TOGETHER)
     missing = blocks * TOGETHER - queries.shape[1]

@@ -32,12 +32,10 @@ _GOOD = 0.8  # recall above which a head can spare tiles
 
 @checked
 def top_tiles(
-    masses: TileMasses,
-    sparsity: float,
-    policy: Literal["uniform", "levels", "global"] = "global",
+    masses: TileMasses, sparsity: float, policy: Literal["uniform", "levels", "global"] = "global",
     *,
     text_blocks: int = 0,
-) -> TileMap:
+) -> TileMap:  # fmt: skip
     """The tiles with the largest masses, a share 1 - sparsity of them all.
 
         argmax over sets of (1 - s) heads rows columns tiles of the mass inside, "global"

@@ -27,14 +27,9 @@ from toolkit.attention.sparse.prefill.tiles import Tiles, by_head, check_lengths
 
 @checked
 def flexible_tiles(
-    q: Queries,
-    k: OtherKeys,
-    share: float = 0.9,
-    *,
-    threshold: float = 0.1,
-    block: TokenCount = 128,
-    scale: float | None = None,
-) -> Tiles:
+    q: Queries, k: OtherKeys, share: float = 0.9, *,
+    threshold: float = 0.1, block: TokenCount = 128, scale: float | None = None,
+) -> Tiles:  # fmt: skip
     """The tiles of each head by the pattern that suits it, as many as hold a share of its softmax.
 
     Args:

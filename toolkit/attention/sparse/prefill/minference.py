@@ -65,14 +65,9 @@ PATTERNS = (
 
 @checked
 def pattern_tiles(
-    q: Queries,
-    k: OtherKeys,
-    pattern: Pattern,
-    *,
-    block: TokenCount = 64,
-    last_queries: TokenCount = 64,
-    scale: float | None = None,
-) -> Tiles:
+    q: Queries, k: OtherKeys, pattern: Pattern, *,
+    block: TokenCount = 64, last_queries: TokenCount = 64, scale: float | None = None,
+) -> Tiles:  # fmt: skip
     """Where a pattern lies in this prompt, for every head.
 
         vertical_s = sum_t p_ts        slash_d = sum_t p_(t, t - d)        t: the last queries
@@ -169,15 +164,9 @@ def _places(q, k, pattern, block, last, scale):
 
 @checked
 def search_patterns(
-    q: Queries,
-    k: OtherKeys,
-    v: OtherValues,
-    patterns: tuple[Pattern, ...] = PATTERNS,
-    *,
-    block: TokenCount = 64,
-    difference: float = 5e-3,
-    scale: float | None = None,
-) -> tuple[Int[Array, "heads"], Float[Array, "patterns heads"]]:
+    q: Queries, k: OtherKeys, v: OtherValues, patterns: tuple[Pattern, ...] = PATTERNS, *,
+    block: TokenCount = 64, difference: float = 5e-3, scale: float | None = None,
+) -> tuple[Int[Array, "heads"], Float[Array, "patterns heads"]]:  # fmt: skip
     """Which pattern suits each head: the one whose output differs from the full one least often.
 
         argmin over patterns of the share of numbers with |o - o of all keys| > difference
@@ -224,14 +213,9 @@ def search_patterns(
 
 @checked
 def patterns_by_head(
-    q: Queries,
-    k: OtherKeys,
-    patterns: tuple[Pattern, ...],
-    best: Int[Array, "heads"],
-    *,
-    block: TokenCount = 64,
-    scale: float | None = None,
-) -> Tiles:
+    q: Queries, k: OtherKeys, patterns: tuple[Pattern, ...], best: Int[Array, "heads"], *,
+    block: TokenCount = 64, scale: float | None = None,
+) -> Tiles:  # fmt: skip
     """Where the pattern of each head lies in this prompt.
 
     Arguments and results as `pattern_tiles`, and:

@@ -41,17 +41,11 @@ _LEVELS = 7  # of each sign
 
 @checked
 def sale_tiles(
-    q: Queries,
-    k: OtherKeys,
-    *,
-    threshold: float | Float[Array, "heads"] = 0.008,
-    query_block: TokenCount = 64,
-    key_block: TokenCount = 32,
-    sink: Annotated[int, AtLeast(0)] = 32,
-    local: Annotated[int, AtLeast(0)] = 128,
-    scale: float | None = None,
-    is_rounded: bool = True,
-) -> Tiles:
+    q: Queries, k: OtherKeys, *,
+    threshold: float | Float[Array, "heads"] = 0.008, query_block: TokenCount = 64,
+    key_block: TokenCount = 32, sink: Annotated[int, AtLeast(0)] = 32,
+    local: Annotated[int, AtLeast(0)] = 128, scale: float | None = None, is_rounded: bool = True,
+) -> Tiles:  # fmt: skip
     """The tiles in which some weight reaches a share of the sink's and the local keys' sum.
 
         keep (i, j)  if  max_{t in i, s in j} x^_ts - m_t - log l_t >= log tau
@@ -146,19 +140,11 @@ def rounded(x: Float[Array, "tokens size"]) -> Float[Array, "tokens size"]:
 
 @checked
 def calibrate_sale(
-    q: Queries,
-    k: OtherKeys,
-    v: OtherValues,
-    *,
-    error: float = 0.4,
-    start: float = 0.008,
-    least: float = 1e-4,
-    query_block: TokenCount = 64,
-    key_block: TokenCount = 32,
-    sink: Annotated[int, AtLeast(0)] = 32,
-    local: Annotated[int, AtLeast(0)] = 128,
-    scale: float | None = None,
-) -> Float[Array, "heads"]:
+    q: Queries, k: OtherKeys, v: OtherValues, *,
+    error: float = 0.4, start: float = 0.008, least: float = 1e-4, query_block: TokenCount = 64,
+    key_block: TokenCount = 32, sink: Annotated[int, AtLeast(0)] = 32,
+    local: Annotated[int, AtLeast(0)] = 128, scale: float | None = None,
+) -> Float[Array, "heads"]:  # fmt: skip
     """Thresholds per head, halved until what is dropped changes the output by little enough.
 
         while sum_t |o_t - o_t of all keys|_1 > error time:  tau <- tau / 2, below `least` 0

@@ -67,14 +67,9 @@ class Tiles:
 
 @checked
 def attend_tiles(
-    q: Queries,
-    k: OtherKeys,
-    v: OtherValues,
-    tiles: Tiles,
-    *,
-    is_causal: bool = True,
-    scale: float | None = None,
-) -> tuple[HeadValues, HeadGates]:
+    q: Queries, k: OtherKeys, v: OtherValues, tiles: Tiles, *,
+    is_causal: bool = True, scale: float | None = None,
+) -> tuple[HeadValues, HeadGates]:  # fmt: skip
     """Exact softmax attention over the tiles that are kept.
 
         o_t = sum_{s in I_t} exp(x_ts - lse_t) v_s        lse_t = log sum_{s in I_t} exp(x_ts)
@@ -208,15 +203,10 @@ def _add(sums, scores, v):
 
 @checked
 def tile_masses(
-    q: Queries,
-    k: OtherKeys,
-    lse: HeadGates,
-    *,
-    query_block: TokenCount = 64,
-    key_block: TokenCount = 64,
-    is_causal: bool = True,
+    q: Queries, k: OtherKeys, lse: HeadGates, *,
+    query_block: TokenCount = 64, key_block: TokenCount = 64, is_causal: bool = True,
     scale: float | None = None,
-) -> TileMasses:
+) -> TileMasses:  # fmt: skip
     """Softmax weight in every tile, summed over its pairs of a query and a key.
 
         W_ij = sum_{t in block i} sum_{s in block j} exp(x_ts - lse_t)

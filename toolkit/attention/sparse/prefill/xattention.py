@@ -25,14 +25,9 @@ from toolkit.attention.sparse.prefill.tiles import Tiles, by_head, check_lengths
 
 @checked
 def antidiagonal_tiles(
-    q: Queries,
-    k: OtherKeys,
-    share: float = 0.9,
-    *,
-    block: TokenCount = 128,
-    stride: TokenCount = 16,
-    scale: float | None = None,
-) -> Tiles:
+    q: Queries, k: OtherKeys, share: float = 0.9, *,
+    block: TokenCount = 128, stride: TokenCount = 16, scale: float | None = None,
+) -> Tiles:  # fmt: skip
     """The tiles that hold a share of the softmax, estimated along antidiagonals.
 
     Args:

@@ -26,30 +26,21 @@ class Blocking(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Indices on the keys' axis that every query has of its own.
+    """Indices on the keys' axis that every query has of its own."""
 
-    Attributes:
-        position: of the query.
-        document: of the first token of its document.
-        block: of the first token of its own block, complete or not.
-    """
-
-    position: Int[Array, "queries"]
-    document: Int[Array, "queries"]
-    block: Int[Array, "queries"]
+    position: Int[Array, "queries"]  # of the query
+    document: Int[Array, "queries"]  # of the first token of its document
+    block: Int[Array, "queries"]  # of the first token of its own block, complete or not
 
 
 class Blocks(NamedTuple):
-    """Where the complete blocks of one sequence lie.
+    """Where the complete blocks of one sequence lie."""
 
-    Attributes:
-        last: index of the last token of every complete block, ascending; a place without a block
-            has the number of tokens.
-        of_token: the first block that ends at a token or after it; None when no document but the
-            first begins, and token s belongs to block s // block_size.
-    """
-
+    # index of the last token of every complete block, ascending; a place without a block has the
+    # number of tokens
     last: Int[Array, "blocks"]
+    # the first block that ends at a token or after it; None when no document but the first begins,
+    # and token s belongs to block s // block_size
     of_token: Int[Array, "keys"] | None
 
 
@@ -91,15 +82,10 @@ def block_means(rows: Float[Array, "keys size"], blocks: Blocks, block_size: int
 
 
 def attend_to_blocks(
-    blocking: Blocking,
-    blocks: Blocks,
-    k: Float[Array, "keys key"],
-    v: Float[Array, "keys value"],
-    mean_keys: Float[Array, "blocks key"],
-    mean_values: Float[Array, "blocks value"],
-    q: Float[Array, "queries group key"],
-    own: Own,
-) -> tuple[Array, Array]:
+    blocking: Blocking, blocks: Blocks, k: Float[Array, "keys key"], v: Float[Array, "keys value"],
+    mean_keys: Float[Array, "blocks key"], mean_values: Float[Array, "blocks value"],
+    q: Float[Array, "queries group key"], own: Own,
+) -> tuple[Array, Array]:  # fmt: skip
     """Attention of one key head's queries to block means, and to the blocks these select."""
     position, document, block = (index[:, None] for index in own)
     last = blocks.last[None]
@@ -116,14 +102,9 @@ def attend_to_blocks(
 
 
 def attend_to_best_blocks(
-    blocking: Blocking,
-    blocks: Blocks,
-    k: Float[Array, "keys key"],
-    v: Float[Array, "keys value"],
-    mean_keys: Float[Array, "blocks key"],
-    q: Float[Array, "queries 1 key"],
-    own: Own,
-) -> Array:
+    blocking: Blocking, blocks: Blocks, k: Float[Array, "keys key"], v: Float[Array, "keys value"],
+    mean_keys: Float[Array, "blocks key"], q: Float[Array, "queries 1 key"], own: Own,
+) -> Array:  # fmt: skip
     """Attention of one query head to the blocks whose mean keys agree with each query best."""
     _, document, block = (index[:, None] for index in own)
     last = blocks.last[None]

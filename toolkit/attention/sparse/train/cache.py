@@ -47,16 +47,10 @@ class BlockCache(Rows):
 
     @classmethod
     def empty(
-        cls,
-        batch: int,
-        key_value_heads: int,
-        key_size: int,
-        value_size: int,
-        capacity: int,
-        dtype=jnp.float32,
-        *,
+        cls, batch: int, key_value_heads: int, key_size: int, value_size: int, capacity: int,
+        dtype=jnp.float32, *,
         block_size: int = 64,
-    ) -> "BlockCache":
+    ) -> "BlockCache":  # fmt: skip
         """Make a cache without tokens, with room for `capacity` of them."""
         check_sizes(
             "a BlockCache",
@@ -109,15 +103,9 @@ class IndexedCache(Rows):
 
     @classmethod
     def empty(
-        cls,
-        batch: int,
-        key_value_heads: int,
-        key_size: int,
-        value_size: int | None,
-        index_size: int,
-        capacity: int,
-        dtype=jnp.float32,
-    ) -> "IndexedCache":
+        cls, batch: int, key_value_heads: int, key_size: int, value_size: int | None,
+        index_size: int, capacity: int, dtype=jnp.float32,
+    ) -> "IndexedCache":  # fmt: skip
         """Make a cache without tokens, with room for `capacity` of them.
 
         `value_size` None: values are the first channels of their keys, and are not kept.

@@ -15,26 +15,17 @@ from toolkit.attention._shapes import SegmentIds
 
 
 class Places(NamedTuple):
-    """Where queries and tokens stand, and what follows for every pair of them.
+    """Where queries and tokens stand, and what follows for every pair of them."""
 
-    Attributes:
-        query: index of the query.
-        token: index of the token.
-        in_document: place of a token in its document.
-        own: index of the first token of the query's own block.
-        last: index of the last token of the token's block.
-        past: whether the query may see the token.
-        seen: whether the token ends a block that is complete when the query comes.
-        earlier: whether that block also ends before the query's own begins.
-    """
-
-    query: Int[Array, "1 time 1"]
-    token: Int[Array, "1 1 time"]
-    in_document: Int[Array, "batch time"]
-    own: Int[Array, "batch time 1"]
-    last: Int[Array, "batch 1 time"]
-    past: Bool[Array, "batch time time"]
+    query: Int[Array, "1 time 1"]  # index of the query
+    token: Int[Array, "1 1 time"]  # index of the token
+    in_document: Int[Array, "batch time"]  # place of a token in its document
+    own: Int[Array, "batch time 1"]  # index of the first token of the query's own block
+    last: Int[Array, "batch 1 time"]  # index of the last token of the token's block
+    past: Bool[Array, "batch time time"]  # whether the query may see the token
+    # whether the token ends a block that is complete when the query comes
     seen: Bool[Array, "batch time time"]
+    # whether that block also ends before the query's own begins
     earlier: Bool[Array, "batch time time"]
 
 

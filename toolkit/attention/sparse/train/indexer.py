@@ -85,16 +85,13 @@ def past(
 @checked
 @compiled
 def indexer_loss(
-    q: Queries,
-    k: SharedKeys,
+    q: Queries, k: SharedKeys,
     index_q: Annotated[Float[Array, "batch time index_heads index"], INDEX],
     index_k: Annotated[Float[Array, "batch time index"], INDEX],
-    index_weights: Float[Array, "batch time index_heads"],
-    *,
-    scale: float | None = None,
-    selected_tokens: SelectedTokens | None = None,
+    index_weights: Float[Array, "batch time index_heads"], *,
+    scale: float | None = None, selected_tokens: SelectedTokens | None = None,
     segment_ids: SegmentIds | None = None,
-) -> Float[Array, "batch time"]:
+) -> Float[Array, "batch time"]:  # fmt: skip
     """Divergence of the indexer from the attention it stands in for, query by query.
 
         loss_t = KL( p_t || softmax_{s in S_t}(I_ts) )     p_t = mean_h softmax_{s in S_t}(q_th k_s)

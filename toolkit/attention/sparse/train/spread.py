@@ -33,12 +33,9 @@ FLOPS_PER_BYTE = {"cpu": 5, "gpu": 200}
 
 
 def attend_to_past(
-    q: Queries,
-    k: Float[Array, "batch key_value_heads keys key"],
-    v: Float[Array, "batch key_value_heads keys value"],
-    mask: Mask,
-    scale: float,
-) -> HeadValues:
+    q: Queries, k: Float[Array, "batch key_value_heads keys key"],
+    v: Float[Array, "batch key_value_heads keys value"], mask: Mask, scale: float,
+) -> HeadValues:  # fmt: skip
     """Softmax attention to the rows that a mask lets see."""
     inputs = Inputs(q, k.swapaxes(2, 3), v.swapaxes(2, 3))
     return attend_to_keys(inputs, Context(mask), Options(scale))[0]
@@ -46,14 +43,10 @@ def attend_to_past(
 
 def attend_selected(
     q: Float[Array, "queries key_value_heads group key"],
-    k: Float[Array, "key_value_heads keys key"],
-    v: Float[Array, "key_value_heads keys value"],
-    mask: Bool[Array, "queries keys"],
-    scale: float,
-    copies: int | None,
-    *,
+    k: Float[Array, "key_value_heads keys key"], v: Float[Array, "key_value_heads keys value"],
+    mask: Bool[Array, "queries keys"], scale: float, copies: int | None, *,
     at_once: bool = False,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """Outputs [queries, key_value_heads, group, value] of attention to the keys in a mask, and the
     logarithms of their sums of exponentials; `copies` keys are gathered, or None."""
     index, filled = (None, mask) if copies is None else selected_indices(mask, copies)
@@ -69,12 +62,9 @@ def attend_selected(
 
 
 def by_heads(
-    method: Callable[..., tuple[Array, Any]],
-    tokens: tuple[Any, ...],
-    cache: Any,
-    heads: tuple[int | None, ...],
-    *how: Any,
-) -> tuple[Array, Any]:
+    method: Callable[..., tuple[Array, Any]], tokens: tuple[Any, ...], cache: Any,
+    heads: tuple[int | None, ...], *how: Any,
+) -> tuple[Array, Any]:  # fmt: skip
     """Run method(*tokens, cache, *how) -> (out, cache) as one program, each device its own heads.
 
     `heads` names the axis of heads of each of the tokens, the first of which are the queries.
@@ -102,13 +92,9 @@ Selection = Literal["masked", "gathered"]
 
 
 def in_cheaper_form(
-    form: Callable[[bool], Callable[..., Any]],
-    *arrays: Any,
-    keys: int,
-    selected: int,
-    group: int,
+    form: Callable[[bool], Callable[..., Any]], *arrays: Any, keys: int, selected: int, group: int,
     implementation: Selection | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Run form(is_gathered) on arrays, in the named form or the cheaper one on the platform.
 
     Masked where a program is exported for any number of keys, which may be fewer than are selected.
