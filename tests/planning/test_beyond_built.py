@@ -89,6 +89,14 @@ def test_float8_products_take_half_the_time_but_are_cast_and_want_a_chip_that_ha
         of(Strategy(fsdp=16, products="float8"), chips="a100:16")
 
 
+def test_gradients_summed_in_16_bits_send_half_as_much_between_replicas():
+    cut = {"data": 16, "shard_optimizer": True}
+    sent = [of(Strategy(**cut, summed=kind)).sent_bytes for kind in ("float32", "bfloat16")]
+    assert sent[0] == pytest.approx(2 * sent[1], rel=1e-3)
+    with pytest.raises(ValueError, match="summed must be one of 'float32', 'bfloat16'"):
+        Strategy(data=2, summed="int8")
+
+
 def test_overlapped_communication_hides_behind_computing():
     """Measured by torchtitan on 256 H100s with 70B: 9% faster in bfloat16; here less, since both
     slow each other down."""
@@ -124,7 +132,7 @@ def test_all_to_alls_beyond_a_host_go_through_every_chips_own_card():
     "change",
     [{"context": 2}, {"data": 2, "shard_optimizer": True, "shard_gradients": True},
      {"fsdp": 2, "offload": 0.5}, {"fsdp": 2, "products": "float8"},
-     {"tensor": 2, "overlapped": "tensor"}],
+     {"data": 2, "summed": "bfloat16"}, {"tensor": 2, "overlapped": "tensor"}],
 )  # fmt: skip
 def test_what_is_modelled_only_is_refused_where_it_would_run(change):
     words = "is modelled, not built; want it off"

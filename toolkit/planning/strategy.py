@@ -12,6 +12,7 @@ from toolkit.planning.division import Division
 from toolkit.schedules import Schedule, faults, from_csv
 
 RECOMPUTE = ("none", "elementwise", "layer")
+SUMMED = ("float32", "bfloat16")
 PRODUCTS = ("bfloat16", "float8", "float8-rows")
 OVERLAPPED = ("", "tensor", "expert", "tensor, expert")
 # Pipeline schedules, with the chunks per device that they want; None: two or more.
@@ -70,6 +71,8 @@ class Strategy(Division):
         overlapped: communication that hides behind computing, of `OVERLAPPED`: of "tensor" behind
             the products beside it (asynchronous tensor parallelism), tokens on their way to experts
             behind another microbatch; modelled only.
+        summed: kind of numbers in which gradients travel between replicas, and parameters after a
+            sharded update: "float32", or "bfloat16"; modelled only.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
         Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025; Liu et al.,
@@ -93,6 +96,7 @@ class Strategy(Division):
     offload: float = 0.0
     products: str = "bfloat16"
     overlapped: str = ""
+    summed: str = "float32"
 
     def __post_init__(self):
         if isinstance(self.stages, list):  # as a file has it
@@ -110,7 +114,11 @@ class Strategy(Division):
         self._check_experts()
         if not 0 <= self.offload <= 1:
             raise ValueError(f"offload must lie in [0, 1]; got {self.offload}")
-        for name, known in (("products", PRODUCTS), ("overlapped", OVERLAPPED)):
+        for name, known in (
+            ("products", PRODUCTS),
+            ("overlapped", OVERLAPPED),
+            ("summed", SUMMED),
+        ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}"
@@ -281,6 +289,8 @@ class Strategy(Division):
             return f"products {self.products!r}"
         if self.overlapped:
             return f"overlapped {self.overlapped!r}"
+        if self.summed != "float32":
+            return f"summed {self.summed!r}"
         return super().modelled_only
 
     def __str__(self) -> str:
@@ -301,6 +311,8 @@ class Strategy(Division):
             words.append(f"products in {self.products}")
         if self.overlapped:
             words.append(f"{self.overlapped} communication overlapped")
+        if self.summed != "float32":
+            words.append(f"gradients summed in {self.summed}")
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches")
         if self.slices > 1:

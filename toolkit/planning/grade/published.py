@@ -122,7 +122,7 @@ def flops_per_token(model: Mapping[str, Any], length: int, counted: str) -> floa
 
 def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
     """A row as the planner models it; a ValueError says why it does not."""
-    layout = row["layout"]
+    layout, is_float8 = row["layout"], row["precision"] == "fp8"
     shards, replicas = layout.get("fsdp", 1), layout.get("data", 1)
     if layout.get("zero"):  # gradients are cut, and parameters gathered once per step
         shards, replicas = 1, shards * replicas
@@ -135,10 +135,9 @@ def modelled(row: Mapping[str, Any], number: int = 1) -> Published:
         expert=layout.get("expert", 1),
         dispatch=layout.get("dispatch", "all_to_all"),
         overlapped=layout.get("overlapped", ""),
+        summed=layout.get("summed", "float32"),
         capacity=1.0,  # none of the sources drops tokens
-        products=("float8" + "-rows" * ("scaled" in row))
-        if row["precision"] == "fp8"
-        else "bfloat16",
+        products="float8" + "-rows" * ("scaled" in row) if is_float8 else "bfloat16",
         shard_optimizer="zero" in layout,
         recompute=RECOMPUTED[row["recompute"]],
         microbatches=row["microbatches"],

@@ -213,7 +213,8 @@ def of_parameters(strategy, found, size, runs):
                 transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner, is_odd))
     inner, n = inner * strategy.fsdp, strategy.data
     if n > 1:
-        each, times = FLOAT32 * found.kept * (n - 1) / n, strategy.parts
+        number = FLOAT32 if strategy.summed == "float32" else 2
+        each, times = number * found.kept * (n - 1) / n, strategy.parts
         if strategy.shard_gradients and found.moment < found.kept:
             scatter = "data", "reduce-scatter", "backward", each, times, n, inner
             transfers.append(Transfer(*scatter))
