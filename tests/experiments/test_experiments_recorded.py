@@ -4,6 +4,7 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from toolkit.cli import commands as cli
@@ -90,3 +91,31 @@ def test_what_a_docstring_says_of_tails_is_in_the_record():
         assert tail["error"] < plain["error"]
         assert abs(tail["accuracy"] - plain["accuracy"]) < 0.01
         assert chance["accuracy"] < plain["accuracy"] - 0.3
+    results = results_of(lines, experiment)
+    for system in ("hata", "pqcache"):
+        drops = []
+        for heads in ("1 query head", "4 query heads", "8 query heads"):
+            for number in ("error", "perplexity"):
+                labels = [f"{system}, text", f"{system}, text, tail"]
+                plain, tail = results.paired(f"{number}, code, {heads}", labels).mean(1)
+                drops.append(1 - tail / plain)
+        assert np.mean(drops[::2]) > 1 / 3
+        assert max(map(abs, drops[1::2])) < 0.02
+    for system in ("hata", "pqcache", "quest"):
+        kinds = "4 query heads", "4 query heads, without a tail"
+        tail, plain = (
+            {number: results.mean(f"{system}, text, tail", f"{number}, {kind}")
+             for number in ("error", "accuracy")}
+            for kind in kinds
+        )  # fmt: skip
+        assert tail["error"] < plain["error"]
+        assert abs(tail["accuracy"] - plain["accuracy"]) < 0.01
+
+
+def test_what_a_docstring_says_of_pages_is_in_the_record():
+    experiment, folder = load_experiment("sparse"), RECORDED[0].parent
+    results = results_of(read_runs(folder / "sparse.jsonl", experiment), experiment)
+    for heads in ("1 query head", "4 query heads", "8 query heads"):
+        labels = ["quest, text", "random, text", "hata, text"]
+        pages, chance, hashes = results.paired(f"mass, code, {heads}", labels).mean(1)
+        assert pages < 1.1 * chance < 0.6 * hashes

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from tiers import by_night
 
-from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
+from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget, build, decode_step
 from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.sparse import audit as audits
@@ -20,7 +20,7 @@ from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
 from toolkit.experiments.sparse.experiment import EXPERIMENT
 from toolkit.experiments.sparse.lossless import Lossless, decode_losslessly, lossless_table
 from toolkit.experiments.sparse.page import write_page
-from toolkit.experiments.sparse.quality import at_small_budgets, of_drawn
+from toolkit.experiments.sparse.quality import at_small_budgets, of_drawn, read_sparsely
 from toolkit.experiments.tasks import Retrieval
 from toolkit.looped import LoopedConfig, LoopedLM
 
@@ -129,6 +129,46 @@ def test_with_room_for_all_bytes_a_perplexity_is_that_of_the_model():
     log_p = jax.nn.log_softmax(logits[:, -texts.STEPS - 1 : -1])
     taken = np.take_along_axis(np.asarray(log_p), text[:, -texts.STEPS :, None], axis=2)
     assert found == pytest.approx(np.exp(-taken.mean()), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_quest_reads_text_no_better_than_the_paper_s_selection_per_head_does():
+    """Which keeps little of what the best pages would: their bounds are loose, not ours wrong."""
+    language, seen = texts.load_text_model(4), []
+
+    def attend(layer):
+        seen.append(layer)
+        return read_sparsely(layer, SELECTORS["window"](), 1000, FixedTokens(64))
+
+    text = jax.numpy.asarray(texts.passages(100)[:, :1024])
+    layers = {i: audits._Sparse(language.blocks[i].mixer, attend) for i in (1, 2)}
+    audits.run_blocks(audits.with_mixers(language, layers).blocks, language.embedding(text))
+    (all_q, all_k), page, tokens = (np.asarray(x[0]) for x in seen[0][:2]), 16, 128
+    quest, kept = SELECTORS["quest"](sinks=0, recent=1), []
+    for length in range(512, 1025, 64):
+        q, k = all_q[length - 1] * all_q.shape[2] ** -0.5, all_k[:length]
+        keys = k.repeat(len(q) // k.shape[1], axis=1)
+        x = np.einsum("hd,shd->hs", q, keys)
+        p = np.exp(x - x.max(axis=1, keepdims=True))
+        p = (p / p.sum(axis=1, keepdims=True)).reshape(len(q), -1, page).sum(axis=2)
+        pages = keys.reshape(-1, page, *keys.shape[1:])
+        bounds = np.maximum(q * pages.max(axis=1), q * pages.min(axis=1)).sum(axis=2).T
+        bounds[:, -1] = np.inf  # the page of the newest token
+        found = []
+        for order in (bounds, p):
+            best = np.argsort(-order, axis=1)[:, : tokens // page]
+            found.append(np.take_along_axis(p, best, axis=1).sum(axis=1).mean())
+        rows = np.zeros((1, k.shape[1], 1024, k.shape[2]), np.float32)
+        rows[0, :, :length] = k.swapaxes(0, 1)
+        cache = build(quest, rows, rows, jax.numpy.array([length]))
+        # Heads share the newest page, which is read once.
+        budget = FixedTokens(len(q) // k.shape[1] * (tokens - page) + page)
+        step = decode_step(cache, q[None], quest, budget, scale=1.0, group="each")
+        ours = np.exp(np.asarray(step.lse[0]) - np.logaddexp.reduce(x, axis=1)).mean()
+        kept.append([ours, *found])
+    ours, paper, best = np.mean(kept, axis=0)
+    assert ours == pytest.approx(paper, abs=1e-4)
+    assert best > 1.5 * paper
 
 
 def test_quotations_repeat_what_stood_at_a_depth():

@@ -187,7 +187,8 @@ class MassTarget(_Estimated):
     """The fewest tokens that hold a share of the softmax, as far as the system can estimate it.
 
     Whole units are taken until their estimated shares, with that of the sinks and recent tokens,
-    reach `share`; `most_tokens` bounds what is read and decides the time of a step.
+    reach `share`; `most_tokens` bounds what is read and decides the time of a step. Of heads that
+    select together by "sum" or "max" it is the mean of their shares: one head may hold far less.
 
     Example:
         >>> MassTarget(0.9, most_tokens=2048).most(65536)
