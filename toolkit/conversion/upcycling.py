@@ -35,9 +35,6 @@ def upcycled(
     Returns:
         The mixture; neither model's later change of an array is seen by the other.
 
-    Raises:
-        ValueError: the model has mixtures already, no such layer, or numbers that no mixture has.
-
     Cost: `experts` times the memory of those layers; a token costs `chosen` times as much in them.
 
     Source: Komatsuzaki et al., "Sparse Upcycling", 2022, arXiv:2212.05055.

@@ -101,9 +101,6 @@ def find_special_tokens(directory: Path) -> SpecialTokens:
     Returns:
         The tokens; none for a model of bytes.
 
-    Raises:
-        ValueError: the file is damaged, or names no whole numbers.
-
     Example:
         >>> find_special_tokens("run").stops is None
         True

@@ -39,9 +39,6 @@ def all_gather_matmul(
     Returns:
         [..., columns / M], for all tokens.
 
-    Raises:
-        ValueError: shapes that do not fit, or another number of rings.
-
     Cost: M - 1 permutes of x forward, as many bytes as the all-gather, and as many of its gradient
         backward. Keeps all tokens for the backward pass, as the all-gather does.
 
@@ -101,10 +98,6 @@ def matmul_reduce_scatter(
 
     Returns:
         [..., width], this device's tokens.
-
-    Raises:
-        ValueError: a number of tokens that the devices do not divide, or as of
-            `all_gather_matmul`.
 
     Cost: M - 1 permutes of y forward, as many bytes as the reduce-scatter, and as many of its
         gradient backward. Sums are in the product's dtype.

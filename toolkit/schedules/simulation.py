@@ -226,9 +226,6 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
         durations: of tasks that fill a device; a task of one of v chunks takes 1/v of them. None:
             all three 1, no delay.
 
-    Raises:
-        ValueError: when the schedule cannot run; names the first fault.
-
     Cost: Proportional to the number of tasks: about 10 us each.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), section 2, for

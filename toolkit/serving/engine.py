@@ -147,9 +147,6 @@ class Engine:
         Args:
             request: what is asked.
             arrival: seconds, for its times; None is now.
-
-        Raises:
-            ValueError: it does not fit.
         """
         self.check(request)
         number, self._next = self._next, self._next + 1

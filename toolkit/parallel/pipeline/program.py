@@ -126,9 +126,6 @@ def program_of(
         kinds: for each stage its kind, counted from 0; None: all alike.
         stores: for each kind its store, counted from 0; None: one each.
 
-    Raises:
-        ValueError: the schedule cannot run, or not here; says why.
-
     Cost: A few microseconds per task.
 
     Example:

@@ -56,9 +56,6 @@ class Pipeline:
             row each.
         recompute: stages that keep their input alone and run their forward pass again; True: all.
 
-    Raises:
-        ValueError: this schedule cannot run here, before anything is compiled.
-
     Cost: ticks x channels permutes of an activation (`Program.permutes`); per device the places
         that `Program` counts (`bytes_waiting`), what a tick hands on (`bytes_of_a_tick`), and
         gradients. A slice in flight also keeps what was passed on to it.

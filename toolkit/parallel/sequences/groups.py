@@ -133,9 +133,6 @@ def plan_sequence_groups(
     Returns:
         The groups with sequences, largest first; some devices may stay idle.
 
-    Raises:
-        ValueError: when the sequences do not fit on the devices.
-
     Cost: an integer program of len(lengths) * (devices - 1) variables; `buckets` keep it small.
 
     Source: FlexSP, 2025, section 4.

@@ -20,9 +20,6 @@ def exact_schedule(
     Returns:
         (the schedule, whether it is proved to be the shortest).
 
-    Raises:
-        ValueError: none was found in time.
-
     Example:
         >>> from toolkit.schedules.search import tessel_shape
         >>> found, is_proved = exact_schedule(tessel_shape("V", devices=2), 2, memory=2)

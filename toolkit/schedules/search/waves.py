@@ -95,9 +95,6 @@ def wave_plan(times: Sequence[Callable], devices: int) -> list[Wave]:
     Returns:
         The waves, one after another.
 
-    Raises:
-        ValueError: there are more tasks than devices.
-
     Cost: (log G)^tasks.
 
     Source: Wang et al., "Spindle", 2024 (arXiv:2409.03365), sections 4 and 5.

@@ -88,9 +88,6 @@ def fit_cost(turns: Sequence[Turn], *, has_fixed_slots: bool = True) -> Iteratio
     Returns:
         Coefficients (measured, where the run was).
 
-    Raises:
-        ValueError: fewer turns than coefficients.
-
     Example:
         >>> works = [Work(((n, 0),), (5,) * rows) for n in (1, 4, 8) for rows in (0, 1)]
         >>> cost = IterationCost(fixed=0.5, per_token=0.25, step=1.0)

@@ -181,9 +181,6 @@ def simulate(
     Returns:
         Times of every request and of every turn.
 
-    Raises:
-        ValueError: a request larger than the room, or planned work that never ends.
-
     Cost: linear in the tokens written: about a second for 300,000.
 
     Source: Agrawal et al., "Vidur", 2024 (arXiv:2405.05465), section 4.

@@ -207,9 +207,6 @@ def read_topology(file: Path | str) -> Topology:
     Returns:
         A checked `Topology`.
 
-    Raises:
-        ValueError: what is wrong with the file or the network, in one line.
-
     Example:
         >>> read_topology(ring(3).to_json()).links == ring(3).links
         True
