@@ -125,6 +125,8 @@ class Panel:
 
     def plots(self, figure: Figure) -> list[Plot]:
         """Make axes and artists once; plots are drawn in this order, the first one lowest."""
+        if not self.places:
+            raise NotImplementedError(f"{type(self).__name__} has neither places nor plots")
         return [plot(figure.add_axes(box), *how) for plot, box, *how in self.places]
 
     def widgets_above(self) -> list[Any]:

@@ -223,12 +223,8 @@ class FewestPlot(Cells):
 
     def show(self, view: FitsView) -> None:
         rows = [[view.fewest(row, scheme) for scheme in SCHEMES] for row in range(len(MODELS))]
-        self.draw(
-            [
-                [("–" if cell is None else str(cell), cell is not None) for cell in row]
-                for row in rows
-            ]
-        )
+        words = {None: ("–", False)} | {count: (str(count), True) for count in COUNTS}
+        self.draw([[words[cell] for cell in row] for row in rows])
 
 
 def _percent(share: float | None) -> str:

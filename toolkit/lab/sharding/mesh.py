@@ -177,17 +177,12 @@ class ArrayPlot(Boxes):
         (array,) = (
             array for array in view.arrays if (array.name, array.state) == (self._name, self._state)
         )
-        self.draw(
-            [
-                (
-                    box_of(part, array.pieces),
-                    device_range(part.holders),
-                    view.device in part.holders,
-                )
-                for part in array.parts
-            ]
-        )
-        self._spec.set_text(short_spec(array))
+        boxes = [box_of(part, array.pieces) for part in array.parts]
+        holders = [part.holders for part in array.parts]
+        chosen = [view.device in devices for devices in holders]
+        self.draw([*zip(boxes, map(device_range, holders), chosen, strict=True)])
+        # Without quotation marks: it stands above a small array.
+        self._spec.set_text(array.spec.replace("'", ""))
 
 
 class BytesPlot(Plot):
@@ -227,11 +222,6 @@ def device_range(holders: tuple[int, ...]) -> str:
     if len(holders) > 2 and last - first == len(holders) - 1:
         return f"{first}–{last}"
     return " ".join(map(str, holders))
-
-
-def short_spec(array: Placed) -> str:
-    """The spec without quotation marks: it stands above a small array."""
-    return array.spec.replace("'", "")
 
 
 MESH = Choice(

@@ -97,16 +97,11 @@ def _residual(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SaleView(View):
-    """Which tiles a threshold keeps, and the row looked at.
-
-    Attributes:
-        chosen: index of the selected block of queries.
-        kept, by_exact: tiles read, and those that exact scores would keep.
-    """
+    """Which tiles a threshold keeps, and the row looked at."""
 
     threshold: float
     head: int
-    chosen: int
+    chosen: int  # index of the selected block of queries
     tiles: Margins
 
     @property
@@ -132,19 +127,12 @@ class SaleView(View):
     def data(self) -> Data:
         columns = np.flatnonzero(self.causal[self.chosen])
         of = self.tiles
-        words = [
-            "always"
-            if of.always[self.chosen, c]
-            else "kept"
-            if self.kept[self.chosen, c]
-            else "dropped"
-            for c in columns
-        ]
+        words = np.where(self.kept, np.where(of.always, "always", "kept"), "dropped")
         return {
             "first key": columns * KEY_BLOCK + 1,
             "margin in 4 bits (nats)": of.estimated[self.chosen, columns],
             "exact margin (nats)": of.exact[self.chosen, columns],
-            "tile": words,
+            "tile": words[self.chosen, columns].tolist(),
             "softmax in it (share)": of.masses[self.chosen, columns],
         }
 
