@@ -1,7 +1,11 @@
 """Tiles of one key head's scores: which are walked, what they see, what adds to them.
 
-Scores are stored keys x queries. Query heads that share a key head lie side by side in the columns,
-in the order (time, group).
+A row of scores is one query of one query head; heads that share a key head lie side by side, in the
+order (time, group).
+
+What is compiled is counted in kernels, not in lines: XLA's CPU backend spends some 20 ms on each that
+is not like another, whatever its size. So one loop walks over all tiles of all heads, arrays of
+tokens have one layout, [heads, rows, size], and what is cut or added in one is cut or added in all.
 """
 
 import os
@@ -11,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from toolkit.attention._attend import Window
 from toolkit.attention._shapes import known
@@ -36,13 +40,13 @@ class Tiling(NamedTuple):
     at_once: bool
 
     @property
-    def columns(self) -> int:
-        """Columns of a tile."""
+    def rows(self) -> int:
+        """Rows of a tile."""
         return self.query_tile * self.group
 
 
 def largest_tile(keys: int) -> int:
-    """Side of the largest tile, in keys or columns.
+    """Side of the largest tile, in keys or rows.
 
     On one core 256 x 256 float32 scores, 256 kB, stay in its L2 cache. XLA spreads one product over
     several cores only from some 16 MFLOP on, which 512 x 512 scores reach. In `shard_map` it is the
@@ -81,146 +85,229 @@ def pad(array: Array, tile: int, *, axis: int, value: float = 0) -> Array:
     widths = [(0, 0)] * array.ndim
     size = array.shape[axis]
     widths[axis] = (0, -(-size // tile) * tile - size)
-    return jnp.pad(array, widths, constant_values=value)
+    return array if widths[axis] == (0, 0) else jnp.pad(array, widths, constant_values=value)
 
 
-def tile(array: Array, number: Array, width: int, axis: int = -1) -> Array:
-    """Tile `number` of an array."""
-    return lax.dynamic_slice_in_dim(array, number * width, width, axis)
-
-
-def add_to_tile(array: Array, number: Array, addition: Array, axis: int) -> Array:
-    """The array with something added to one tile of it."""
-    width = addition.shape[axis]
-    total = tile(array, number, width, axis) + addition
-    return lax.dynamic_update_slice_in_dim(array, total, number * width, axis)
-
-
-class HeadTiles(NamedTuple):
-    """Tiles (i, j) of one key head: query tile i, key tile j.
+class Tiles(NamedTuple):
+    """The tiles of the heads whose arrays are walked over.
 
     Attributes:
         keys: of a sequence.
-        head: number of the key head among those of all sequences.
         bias, mask: padded to whole tiles.
-        slopes: of ALiBi, [columns] of any query tile.
+        slopes: of ALiBi, [key_heads, rows] of any query tile.
+        count: (query tiles, key tiles) of a head.
+        first_head: number of the first of the heads among those of all sequences.
+        is_share: whether other heads are walked over side by side with these.
     """
 
     options: Options
     tiling: Tiling
     context: Context
     keys: int
-    head: Array
     bias: Float[Array, "#batch #heads #query_time #key_time"] | None
-    slopes: Float[Array, "columns"] | None
+    slopes: Float[Array, "key_heads rows"] | None
+    count: tuple[int, int]
+    first_head: Array | int = 0
+    is_share: bool = False
 
-    @property
-    def entry(self) -> Array:
-        """Number of the sequence."""
-        return self.head // self.tiling.key_heads
+    def walk(self, heads: int, step: Callable[..., Any], carry: Any) -> Any:
+        """Fold `step(tile, carry)` over the tiles of which any query sees any key.
 
-    @property
-    def places(self) -> tuple[Array, ...]:
-        """The first query, the first key and the end of the keys of the sequence."""
-        places = self.context.mask.places(self.keys)
-        return tuple(x if x.ndim == 0 else x[self.entry] for x in places)
-
-    def walk(self, i: Array, step: Callable[..., Any], carry: Any) -> Any:
-        """Fold `step(j, carry)` over the key tiles that query tile `i` sees any of.
-
-        Tiles of which all queries see all keys are masked like the others: a mask costs little
-        beside the products, and a loop of their own would be compiled and traced besides.
+        A query tile that sees none has one. Tiles of which all queries see all keys are masked like
+        the others: a mask costs little beside the products, and a loop of their own would be
+        compiled and traced besides. The tile's number, (head, query tile, key tile) in this order,
+        is all that the loop counts.
         """
-        query_tile, key_tile, mask = self.tiling.query_tile, self.tiling.key_tile, self.context.mask
-        query_start, first, stop = self.places
-        left, right = mask.window
+        end = heads * self.count[0] * self.count[1]
+        if end == 1:
+            return step(self.at(jnp.int32(0)), carry)
+
+        def body(state):
+            number, carry = state
+            tile = self.at(number)
+            carry = step(tile, carry)
+            row = lax.div(number, jnp.int32(self.count[1])) + 1
+            is_last = (tile.j + 1) * self.tiling.key_tile >= self._reach(tile.head, tile.i)[1]
+            return jnp.where(is_last, self._entry(row), number + 1), carry
+
+        start = self._entry(jnp.int32(0)), carry
+        return lax.while_loop(lambda state: state[0] < end, body, start)[1]
+
+    def at(self, number: Array) -> "Tile":
+        """The tile of a number."""
+        across, down = (jnp.int32(count) for count in self.count[::-1])
+        row = lax.div(number, across)
+        return Tile(self, lax.div(row, down), lax.rem(row, down), lax.rem(number, across))
+
+    def _entry(self, row: Array) -> Array:
+        """Number of the first tile that is seen of a row of tiles."""
+        down, across = (jnp.int32(count) for count in self.count)
+        first = self._reach(lax.div(row, down), lax.rem(row, down))[0]
+        return row * across + jnp.minimum(
+            lax.div(first, jnp.int32(self.tiling.key_tile)), across - 1
+        )
+
+    def _reach(self, head: Array, i: Array) -> tuple[Array, Array]:
+        """The first key that a query tile sees, and the end of its keys."""
+        query_tile, (left, right) = self.tiling.query_tile, self.context.mask.window
+        query_start, first, stop = self.context.mask.places(self.keys)
         if right is not None:
-            last_query = query_start + (i + 1) * query_tile - 1
-            stop = jnp.minimum(stop, last_query + right + 1)
+            stop = jnp.minimum(stop, query_start + (i + 1) * query_tile + right)
         if left is not None:
             first = jnp.maximum(first, query_start + i * query_tile - left)
-        return lax.fori_loop(first // key_tile, -(-stop // key_tile), step, carry)
+        # Heads side by side are walked over together: a loop of which each ends at its own time
+        # would select among all that it carries.
+        if self.is_share:
+            return first.min(), stop.max()
+        return self.of_sequence(first, head), self.of_sequence(stop, head)
 
-    def visible(self, i: Array, j: Array) -> Array:
-        """Which keys (rows) each query column sees."""
-        mask = self.context.mask
-        visible = mask.sees(*self._positions(i, j), *self.places[1:])
+    def of_sequence(self, x: Array, head: Array) -> Array:
+        """What a head's sequence has of numbers for all, or one per sequence."""
+        if x.ndim == 0:
+            return x
+        entry = lax.div(self.first_head + head, jnp.int32(self.tiling.key_heads))
+        return lax.dynamic_index_in_dim(x, entry, keepdims=False)
+
+
+class Tile(NamedTuple):
+    """One tile: query tile i and key tile j of a head, counted from the first of `tiles`."""
+
+    tiles: Tiles
+    head: Array
+    i: Array
+    j: Array
+
+    def of_queries(self, array: Shaped[Array, "heads rows *size"]) -> Shaped[Array, "tile *size"]:
+        """Its rows of an array."""
+        return lax.dynamic_slice(array, *self._rows(array, self.i, self.tiles.tiling.rows))[0]
+
+    def of_keys(self, array: Shaped[Array, "heads keys size"]) -> Shaped[Array, "tile size"]:
+        """Its keys of an array."""
+        return lax.dynamic_slice(array, *self._rows(array, self.j, self.tiles.tiling.key_tile))[0]
+
+    def put(self, array: Array, new: Array) -> Array:
+        """The array with other rows."""
+        start, _ = self._rows(array, self.i, self.tiles.tiling.rows)
+        return lax.dynamic_update_slice(array, new[None], start)
+
+    def add_to_queries(self, array: Array, new: Array) -> Array:
+        """The array with something added to its rows."""
+        return self.put(array, self.of_queries(array) + new)
+
+    def add_to_keys(self, array: Float[Array, "heads size keys"], new: Array) -> Array:
+        """The array with something added to its keys, which are the last axis here."""
+        start = self.head, jnp.int32(0), self.j * self.tiles.tiling.key_tile
+        new = lax.dynamic_slice(array, start, (1, *new.shape)) + new[None]
+        return lax.dynamic_update_slice(array, new, start)
+
+    def visible(self) -> Array:
+        """Which keys (columns) each row sees."""
+        tiles, mask = self.tiles, self.tiles.context.mask
+        ends = (self._own(x) for x in mask.places(tiles.keys)[1:])
+        visible = mask.sees(*self._positions(), *ends)
         if mask.documents is not None:
-            query, key = (x[self.entry] for x in mask.documents)
-            query, key = tile(query, i, self.tiling.columns), tile(key, j, self.tiling.key_tile)
-            visible &= key[:, None] == query[None, :]
+            query, key = (self._own(x) for x in mask.documents)
+            query = lax.dynamic_slice_in_dim(query, self.i * tiles.tiling.rows, tiles.tiling.rows)
+            width = tiles.tiling.key_tile
+            key = lax.dynamic_slice_in_dim(key, self.j * width, width)
+            visible &= query[:, None] == key[None, :]
         if mask.allowed is not None:
-            visible &= self._tile_of(mask.allowed, i, j)
-        if self.bias is not None:
-            visible &= self._tile_of(self.bias, i, j) != -jnp.inf
+            visible &= self._tile_of(mask.allowed)
+        if tiles.bias is not None:
+            visible &= self._tile_of(tiles.bias) != -jnp.inf
         return visible
 
-    def scores(self, i: Array, j: Array, products: Array, *, is_backward: bool = False):
+    def scores(self, products: Array, *, is_backward: bool = False):
         """The scores, and the cap's slope at them (None without a cap)."""
-        cap, scores = self.options.logits_soft_cap, capped(products, self.options)
+        tiles = self.tiles
+        cap, scores = tiles.options.logits_soft_cap, capped(products, tiles.options)
         slope = None if cap is None else 1 - (scores / cap) ** 2
-        if self.bias is not None:
-            bias = self._tile_of(self.bias, i, j).astype(scores.dtype)
+        if tiles.bias is not None:
+            bias = self._tile_of(tiles.bias).astype(scores.dtype)
             # The backward pass works on finite scores; rows that saw others have NaN in lse.
             scores = scores + (jnp.where(bias < jnp.inf, bias, 0) if is_backward else bias)
-        if self.slopes is not None:
-            scores = scores - self.slopes[None, :] * self.distance(i, j, scores.dtype)
+        if tiles.slopes is not None:
+            number = lax.rem(tiles.first_head + self.head, jnp.int32(tiles.tiling.key_heads))
+            slopes = lax.dynamic_index_in_dim(tiles.slopes, number, keepdims=False)
+            scores = scores - slopes[:, None] * self.distance(scores.dtype)
         return scores, slope
 
-    def distance(self, i: Array, j: Array, dtype: Any) -> Array:
-        """|query - key| of a tile."""
-        query, key = self._positions(i, j)
+    def distance(self, dtype: Any) -> Array:
+        """|query - key|."""
+        query, key = self._positions()
         return jnp.abs(query - key).astype(dtype)
 
-    def dropped(self, i: Array, j: Array, weights: Array) -> Array:
+    def dropped(self, weights: Array) -> Array:
         """Weights after dropout, or what reaches them on the way back."""
-        if not self.options.dropout_rate:
+        options, tiling = self.tiles.options, self.tiles.tiling
+        if not options.dropout_rate:
             return weights
-        tiling = self.tiling
-        column = jnp.arange(tiling.columns, dtype=jnp.int32)[None, :]
+        row = jnp.arange(tiling.rows, dtype=jnp.int32)[:, None]
         keep = kept(
-            self.context.dropout_key,
-            self.options.dropout_rate,
-            self.entry.reshape(1, 1),
-            self._first_head() + column % tiling.group,
-            i * tiling.query_tile + column // tiling.group,
-            self._keys(j),
+            self.tiles.context.dropout_key,
+            options.dropout_rate,
+            self._entry().reshape(1, 1),
+            self._first_head() + row % tiling.group,
+            self.i * tiling.query_tile + row // tiling.group,
+            self._keys()[None],
         )
-        return jnp.where(keep, weights / (1 - self.options.dropout_rate), 0)
+        return jnp.where(keep, weights / (1 - options.dropout_rate), 0)
 
-    def add_to_bias(self, d_bias: Array, i: Array, j: Array, d_scores: Array) -> Array:
+    def add_to_bias(self, d_bias: Array, d_scores: Array) -> Array:
         """The bias's gradient with that of a tile of scores added."""
-        start, sizes = self._place(d_bias, i, j)
-        d_scores = d_scores.reshape(-1, self.tiling.query_tile, self.tiling.group)
-        shared = tuple(a for a, size in zip((0, 1, 2), sizes[:0:-1], strict=True) if size == 1)
-        d_tile = d_scores.sum(axis=shared, keepdims=True).transpose(2, 1, 0)[None]
+        start, sizes = self._place(d_bias)
+        tiling = self.tiles.tiling
+        d_scores = d_scores.reshape(tiling.query_tile, tiling.group, -1).swapaxes(0, 1)
+        shared = tuple(axis for axis, size in enumerate(sizes[1:]) if size == 1)
+        d_tile = d_scores.sum(axis=shared, keepdims=True)[None]
         return lax.dynamic_update_slice(
             d_bias, lax.dynamic_slice(d_bias, start, sizes) + d_tile, start
         )
 
+    def _own(self, x: Array) -> Array:
+        return self.tiles.of_sequence(x, self.head)
+
+    def _entry(self) -> Array:
+        return lax.div(self.tiles.first_head + self.head, jnp.int32(self.tiles.tiling.key_heads))
+
     def _first_head(self) -> Array:
-        return self.head % self.tiling.key_heads * self.tiling.group
+        key_heads = self.tiles.tiling.key_heads
+        number = lax.rem(self.tiles.first_head + self.head, jnp.int32(key_heads))
+        return number * self.tiles.tiling.group
 
-    def _positions(self, i: Array, j: Array) -> tuple[Array, Array]:
-        column = jnp.arange(self.tiling.columns, dtype=jnp.int32) // self.tiling.group
-        query = self.places[0] + i * self.tiling.query_tile + column
-        return query[None, :], self._keys(j)
+    def _rows(self, array: Array, number: Array, width: int) -> tuple[tuple, tuple[int, ...]]:
+        """Where a tile's part of an array lies, and its sizes."""
+        rest = array.shape[2:]
+        start = (self.head, number * width, *(jnp.int32(0) for _ in rest))
+        return start, (1, width, *rest)
 
-    def _keys(self, j: Array) -> Array:
-        width = self.tiling.key_tile
-        return (j * width + jnp.arange(width, dtype=jnp.int32))[:, None]
+    def _positions(self) -> tuple[Array, Array]:
+        tiling = self.tiles.tiling
+        row = lax.div(jnp.arange(tiling.rows, dtype=jnp.int32), jnp.int32(tiling.group))
+        start = self._own(self.tiles.context.mask.places(self.tiles.keys)[0])
+        return (start + self.i * tiling.query_tile + row)[:, None], self._keys()[None]
 
-    def _place(self, array: Array, i: Array, j: Array):
+    def _keys(self) -> Array:
+        width = self.tiles.tiling.key_tile
+        return self.j * width + jnp.arange(width, dtype=jnp.int32)
+
+    def _place(self, array: Array):
         """Where a tile lies in what broadcasts to [batch, heads, queries, keys], and its sizes."""
-        tiling = self.tiling
+        tiling = self.tiles.tiling
         wanted = (1, tiling.group, tiling.query_tile, tiling.key_tile)
         sizes = tuple(min(size, tile) for size, tile in zip(array.shape, wanted, strict=True))
         # An index past an axis of 1 is moved back to 0.
-        start = (self.entry, self._first_head(), i * tiling.query_tile, j * tiling.key_tile)
+        start = (
+            self._entry(),
+            self._first_head(),
+            self.i * tiling.query_tile,
+            self.j * tiling.key_tile,
+        )
         return start, sizes
 
-    def _tile_of(self, array: Array, i: Array, j: Array) -> Array:
-        """A tile [keys or 1, columns] of what broadcasts to [batch, heads, queries, keys]."""
-        found = lax.dynamic_slice(array, *self._place(array, i, j))[0].transpose(2, 1, 0)
-        wide = (found.shape[0], self.tiling.query_tile, self.tiling.group)
-        return jnp.broadcast_to(found, wide).reshape(found.shape[0], -1)
+    def _tile_of(self, array: Array) -> Array:
+        """A tile [rows, keys or 1] of what broadcasts to [batch, heads, queries, keys]."""
+        tiling = self.tiles.tiling
+        found = lax.dynamic_slice(array, *self._place(array))[0].swapaxes(0, 1)
+        wide = (tiling.query_tile, tiling.group, found.shape[2])
+        return jnp.broadcast_to(found, wide).reshape(-1, found.shape[2])
