@@ -36,6 +36,7 @@ algorithms 1 and 4; Dao (2023), arXiv:2307.08691.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,20 +51,21 @@ from toolkit.attention.softmax.scores import Context, Inputs, Options
 from toolkit.attention.softmax.tiles import Tile, Tiles, Tiling, pad
 
 
+# Compiled as functions of their own, or JAX would trace them anew where they are differentiated.
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
 def attend_tiles(
     options: Options, tiling: Tiling, inputs: Inputs, context: Context
 ) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
     """Output and log-sum-exp, tile by tile."""
     q, k, v = inputs[:3]
     tiles = _tiles(options, tiling, inputs, context)
-    k = k + (_zero_or_nan(k) + _zero_or_nan(v))[:, :, None].astype(k.dtype)
-    v = _finite(v)
+    k, v = _keys(k, tiling), _keys(v, tiling)
+    k = k + (_zero_or_nan(k) + _zero_or_nan(v).astype(k.dtype))[..., None]
 
     def heads(tiles, _, *arrays):
         return (), _forward(tiles, *arrays)
 
-    arrays = _rows(q, tiling), _keys(k, tiling), _keys(v, tiling)
-    _, (out, lse) = _each_head(heads, tiles, (), *arrays)
+    _, (out, lse) = _each_head(heads, tiles, (), _rows(q, tiling), k, _finite(v))
     out, lse = (_from_rows(x, q.shape, tiling) for x in (out, lse))
     return out.astype(q.dtype), lse
 
@@ -82,20 +84,22 @@ def attend_tiles_backward(
     precise = accumulator(q.dtype)
     # XLA would spend seconds on folding what follows where the gradient is constant, as of a sum.
     d_out, d_lse = lax.optimization_barrier((d_out, d_lse))
+    out, d_out, d_lse = (_rows(x, tiling) for x in (out, d_out, d_lse))
+    lse = _rows(lse, tiling, -jnp.inf)
     # A row without a gradient contributes 0 even if it saw NaN, and so does one that sees nothing;
     # a NaN gradient is passed on.
     size = jnp.maximum(jnp.abs(d_out).max(axis=-1).astype(precise), jnp.abs(d_lse))
     has_gradient = (size != 0) & (lse != -jnp.inf)
     lse = jnp.where(has_gradient, jnp.where(jnp.isfinite(size), lse, jnp.nan), jnp.inf)
-    q, k, v, d_out = map(_finite, (q, k, v, d_out))
+    d_out = _finite(d_out)
     delta = _finite((out.astype(precise) * d_out.astype(precise)).sum(axis=-1) - d_lse)
     # The bias's gradient may be shared by heads and sequences, so it is summed in one place.
     d_bias = ()
     if bias is not None and is_wanted.bias:
         d_bias = (jnp.zeros_like(_tiled(bias, tiling), dtype=precise),)
     tiles = _tiles(options, tiling, inputs, context)
-    rows = (_rows(x, tiling) for x in (q, d_out, delta))
-    arrays = *rows, _rows(lse, tiling, jnp.inf), _keys(k, tiling), _keys(v, tiling)
+    keys = (_finite(_keys(x, tiling)) for x in (k, v))
+    arrays = _finite(_rows(q, tiling)), d_out, delta, lse, *keys
     d_bias, (d_q, d_k, d_v, d_slopes) = _each_head(_backward, tiles, d_bias, *arrays)
     return Inputs(
         _from_rows(d_q, q.shape, tiling).astype(q.dtype),
@@ -110,11 +114,9 @@ def _finite(x: Array) -> Array:
     return jnp.where(jnp.isfinite(x), x, 0)
 
 
-def _zero_or_nan(
-    x: Float[Array, "batch heads size time"],
-) -> Float[Array, "batch heads time"]:
-    """NaN where a token is not finite; a product with zeros is faster than comparisons on a CPU."""
-    return jnp.einsum("bhst,s->bht", x, jnp.zeros(x.shape[2], x.dtype))
+def _zero_or_nan(x: Float[Array, "heads time size"]) -> Float[Array, "heads time"]:
+    """NaN where a token is not finite."""
+    return (x - x).sum(axis=2)
 
 
 # ---------------------------------------------------------------- the tiles of some heads
@@ -132,16 +134,16 @@ def _forward(tiles: Tiles, q, k, v):
         scores = jnp.where(tile.visible(), jnp.maximum(scores, lowest_seen), lowest)
         largest = scores.max(axis=1)
         if carry is not None:
-            before, total, out = (tile.of_queries(x) for x in carry)
+            before = tile.of_queries(carry[0])
             largest = jnp.maximum(before, largest)
         p = jnp.exp(scores - largest[:, None])
-        new_total = p.sum(axis=1)
-        new_out = _matmul(tile.dropped(p).astype(v.dtype), tile.of_keys(v), (1, 0))
+        total = p.sum(axis=1)
+        out = _matmul(tile.dropped(p).astype(v.dtype), tile.of_keys(v), (1, 0))
         if carry is None:
-            return tuple(x[None] for x in (largest, new_total, new_out))
+            return tuple(x[None] for x in (largest, total, out))
         rescale = jnp.exp(before - largest)
-        new = largest, rescale * total + new_total, rescale[:, None] * out + new_out
-        return tuple(tile.put(x, new) for x, new in zip(carry, new, strict=True))
+        total = tile.add_to_queries(carry[1], total, rescale)
+        return tile.put(carry[0], largest), total, tile.add_to_queries(carry[2], out, rescale)
 
     start = None
     if (q.shape[0], *tiles.count) != (1, 1, 1):

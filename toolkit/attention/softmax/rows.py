@@ -1,7 +1,7 @@
 """Softmax attention by whole rows of the matrix of scores.
 
-All rows at once are the "dense" form. Some at a time, recomputed wherever they are needed, take
-memory linear in time and are differentiated by JAX: what `_derivatives.py` calls the equation.
+Some at a time, recomputed wherever they are needed, take memory linear in time and are
+differentiated by JAX: what `execution/derivatives.py` calls the equation.
 """
 
 import itertools

@@ -3,7 +3,7 @@ r"""Softmax attention, exact: causal or not, grouped queries, windows, packed do
     o_i = sum_j p_ij v_j        p_ij = exp(s_ij) / sum_j' exp(s_ij')        s_ij = scale q_i . k_j
 
 where j runs over the keys that query i sees. `softmax_attention_reference` is this equation;
-"dense" computes it with the whole matrix of scores (`rows.py`), and "blockwise" in tiles
+"dense" computes it with the whole matrix of scores, and "blockwise" in tiles of it
 (`blockwise.py`). What may be added to a score, and when, says `scores.py`.
 
 Numbers: scores, exponentials and sums are float32 for bfloat16 and float16 inputs, and float64

@@ -1,11 +1,11 @@
 """Tiles of one key head's scores: which are walked, what they see, what adds to them.
 
-A row of scores is one query of one query head; heads that share a key head lie side by side, in the
-order (time, group).
+A row of scores is one query of one query head; heads that share a key head lie side by side, in
+the order (time, group).
 
-What is compiled is counted in kernels, not in lines: XLA's CPU backend spends some 20 ms on each that
-is not like another, whatever its size. So one loop walks over all tiles of all heads, arrays of
-tokens have one layout, [heads, rows, size], and what is cut or added in one is cut or added in all.
+What costs time to compile are kernels, not lines: XLA's CPU backend spends some 20 ms on each that
+is not like another, whatever its size, and nothing on products. So one loop walks over all tiles of
+all heads, arrays of tokens have one layout, [heads, rows, size], and all are cut alike.
 """
 
 import os
@@ -120,32 +120,32 @@ class Tiles(NamedTuple):
         """
         end = heads * self.count[0] * self.count[1]
         if end == 1:
-            return step(self.at(jnp.int32(0)), carry)
+            return step(self.at(jnp.uint32(0)), carry)
 
         def body(state):
             number, carry = state
             tile = self.at(number)
             carry = step(tile, carry)
-            row = lax.div(number, jnp.int32(self.count[1])) + 1
+            row = lax.div(number, jnp.uint32(self.count[1])) + 1
             is_last = (tile.j + 1) * self.tiling.key_tile >= self._reach(tile.head, tile.i)[1]
-            return jnp.where(is_last, self._entry(row), number + 1), carry
+            return lax.select(is_last, self._entry(row), number + 1), carry
 
-        start = self._entry(jnp.int32(0)), carry
+        start = self._entry(jnp.uint32(0)), carry
         return lax.while_loop(lambda state: state[0] < end, body, start)[1]
 
     def at(self, number: Array) -> "Tile":
-        """The tile of a number."""
-        across, down = (jnp.int32(count) for count in self.count[::-1])
+        """The tile of a number, which is unsigned: dividing it is cheaper."""
+        down, across = (jnp.uint32(count) for count in self.count)
         row = lax.div(number, across)
-        return Tile(self, lax.div(row, down), lax.rem(row, down), lax.rem(number, across))
+        places = lax.div(row, down), lax.rem(row, down), lax.rem(number, across)
+        return Tile(self, *(place.astype(jnp.int32) for place in places))
 
     def _entry(self, row: Array) -> Array:
         """Number of the first tile that is seen of a row of tiles."""
-        down, across = (jnp.int32(count) for count in self.count)
-        first = self._reach(lax.div(row, down), lax.rem(row, down))[0]
-        return row * across + jnp.minimum(
-            lax.div(first, jnp.int32(self.tiling.key_tile)), across - 1
-        )
+        tile = self.at(row * jnp.uint32(self.count[1]))
+        first = lax.div(self._reach(tile.head, tile.i)[0], jnp.int32(self.tiling.key_tile))
+        first = jnp.minimum(first, jnp.int32(self.count[1]) - 1).astype(jnp.uint32)
+        return row * jnp.uint32(self.count[1]) + first
 
     def _reach(self, head: Array, i: Array) -> tuple[Array, Array]:
         """The first key that a query tile sees, and the end of its keys."""
@@ -179,26 +179,30 @@ class Tile(NamedTuple):
 
     def of_queries(self, array: Shaped[Array, "heads rows *size"]) -> Shaped[Array, "tile *size"]:
         """Its rows of an array."""
-        return lax.dynamic_slice(array, *self._rows(array, self.i, self.tiles.tiling.rows))[0]
+        return _part(array, *self._rows(array))[0]
 
     def of_keys(self, array: Shaped[Array, "heads keys size"]) -> Shaped[Array, "tile size"]:
         """Its keys of an array."""
-        return lax.dynamic_slice(array, *self._rows(array, self.j, self.tiles.tiling.key_tile))[0]
+        width = self.tiles.tiling.key_tile
+        start = self.head, self.j * width, jnp.int32(0)
+        return _part(array, start, (1, width, array.shape[2]))[0]
 
     def put(self, array: Array, new: Array) -> Array:
         """The array with other rows."""
-        start, _ = self._rows(array, self.i, self.tiles.tiling.rows)
-        return lax.dynamic_update_slice(array, new[None], start)
+        return _replaced(array, new[None], self._rows(array)[0])
 
-    def add_to_queries(self, array: Array, new: Array) -> Array:
-        """The array with something added to its rows."""
-        return self.put(array, self.of_queries(array) + new)
+    def add_to_queries(self, array: Array, new: Array, factor: Array | None = None) -> Array:
+        """The array with its rows multiplied by a factor each, and something added."""
+        start, sizes = self._rows(array)
+        old = _part(array, start, sizes)
+        if factor is not None:
+            old = factor.reshape(1, -1, *(1,) * (old.ndim - 2)) * old
+        return _replaced(array, old + new[None], start)
 
     def add_to_keys(self, array: Float[Array, "heads size keys"], new: Array) -> Array:
         """The array with something added to its keys, which are the last axis here."""
         start = self.head, jnp.int32(0), self.j * self.tiles.tiling.key_tile
-        new = lax.dynamic_slice(array, start, (1, *new.shape)) + new[None]
-        return lax.dynamic_update_slice(array, new, start)
+        return _replaced(array, _part(array, start, (1, *new.shape)) + new[None], start)
 
     def visible(self) -> Array:
         """Which keys (columns) each row sees."""
@@ -207,9 +211,9 @@ class Tile(NamedTuple):
         visible = mask.sees(*self._positions(), *ends)
         if mask.documents is not None:
             query, key = (self._own(x) for x in mask.documents)
-            query = lax.dynamic_slice_in_dim(query, self.i * tiles.tiling.rows, tiles.tiling.rows)
-            width = tiles.tiling.key_tile
-            key = lax.dynamic_slice_in_dim(key, self.j * width, width)
+            rows, columns = tiles.tiling.rows, tiles.tiling.key_tile
+            query = _part(query, (self.i * rows,), (rows,))
+            key = _part(key, (self.j * columns,), (columns,))
             visible &= query[:, None] == key[None, :]
         if mask.allowed is not None:
             visible &= self._tile_of(mask.allowed)
@@ -260,9 +264,7 @@ class Tile(NamedTuple):
         d_scores = d_scores.reshape(tiling.query_tile, tiling.group, -1).swapaxes(0, 1)
         shared = tuple(axis for axis, size in enumerate(sizes[1:]) if size == 1)
         d_tile = d_scores.sum(axis=shared, keepdims=True)[None]
-        return lax.dynamic_update_slice(
-            d_bias, lax.dynamic_slice(d_bias, start, sizes) + d_tile, start
-        )
+        return _replaced(d_bias, _part(d_bias, start, sizes) + d_tile, start)
 
     def _own(self, x: Array) -> Array:
         return self.tiles.of_sequence(x, self.head)
@@ -275,11 +277,10 @@ class Tile(NamedTuple):
         number = lax.rem(self.tiles.first_head + self.head, jnp.int32(key_heads))
         return number * self.tiles.tiling.group
 
-    def _rows(self, array: Array, number: Array, width: int) -> tuple[tuple, tuple[int, ...]]:
-        """Where a tile's part of an array lies, and its sizes."""
-        rest = array.shape[2:]
-        start = (self.head, number * width, *(jnp.int32(0) for _ in rest))
-        return start, (1, width, *rest)
+    def _rows(self, array: Array) -> tuple[tuple, tuple[int, ...]]:
+        """Where its rows of an array lie, and their sizes."""
+        width, rest = self.tiles.tiling.rows, array.shape[2:]
+        return (self.head, self.i * width, *(jnp.int32(0) for _ in rest)), (1, width, *rest)
 
     def _positions(self) -> tuple[Array, Array]:
         tiling = self.tiles.tiling
@@ -308,6 +309,15 @@ class Tile(NamedTuple):
     def _tile_of(self, array: Array) -> Array:
         """A tile [rows, keys or 1] of what broadcasts to [batch, heads, queries, keys]."""
         tiling = self.tiles.tiling
-        found = lax.dynamic_slice(array, *self._place(array))[0].swapaxes(0, 1)
+        found = _part(array, *self._place(array))[0].swapaxes(0, 1)
         wide = (tiling.query_tile, tiling.group, found.shape[2])
         return jnp.broadcast_to(found, wide).reshape(-1, found.shape[2])
+
+
+# Places are never negative; JAX would make sure of it for each.
+def _part(array: Array, start: tuple[Array, ...], sizes: tuple[int, ...]) -> Array:
+    return lax.dynamic_slice(array, start, sizes, allow_negative_indices=False)
+
+
+def _replaced(array: Array, part: Array, start: tuple[Array, ...]) -> Array:
+    return lax.dynamic_update_slice(array, part, start, allow_negative_indices=False)
