@@ -50,6 +50,7 @@ PICTURE_HASH = """async image => {
     return Array.from(new Uint8Array(digest)).join(' ');
 }"""
 ERROR_OUTPUTS = ".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']"
+FITS = "box => box.scrollWidth <= box.parentElement.clientWidth + 1"
 TEXT_CONTAINS = "([element, words]) => element.textContent.includes(words)"
 PICTURE_IS_NEW = "([image, old]) => image.src !== old && image.complete && image.naturalWidth > 0"
 
@@ -405,8 +406,13 @@ def test_every_lesson_is_opened_run_guessed_and_handed_in(
     box.locator("input").first.press("Enter")
     box.locator("a", has_text="Download the page").wait_for()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.locator(".toolkit-prediction").first.scroll_into_view_if_needed()
-    page.screenshot(path=SCREENSHOTS / f"lesson-{name}.png")
+    for width in (400, 1300, 1920):  # a telephone, a laptop, a projector
+        page.set_viewport_size({"width": width, "height": 1080})
+        for box in page.locator(".toolkit-prediction, .toolkit-hand-in").all():
+            box.scroll_into_view_if_needed()
+            assert box.evaluate(FITS), (width, box.inner_text())
+        page.locator(".toolkit-prediction").first.scroll_into_view_if_needed()
+        page.screenshot(path=SCREENSHOTS / f"lesson-{name}-{width}.png")
     assert not errors
     page.close()
 
