@@ -406,13 +406,15 @@ def test_every_lesson_is_opened_run_guessed_and_handed_in(
     box.locator("input").first.press("Enter")
     box.locator("a", has_text="Download the page").wait_for()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.evaluate("window.jupyterapp.shell.collapseLeft()")
     for width in (400, 1300, 1920):  # a telephone, a laptop, a projector
         page.set_viewport_size({"width": width, "height": 1080})
+        page.wait_for_timeout(1000)
+        page.locator(".toolkit-prediction").first.scroll_into_view_if_needed()
+        page.screenshot(path=SCREENSHOTS / f"lesson-{name}-{width}.png")
         for box in page.locator(".toolkit-prediction, .toolkit-hand-in").all():
             box.scroll_into_view_if_needed()
             assert box.evaluate(FITS), (width, box.inner_text())
-        page.locator(".toolkit-prediction").first.scroll_into_view_if_needed()
-        page.screenshot(path=SCREENSHOTS / f"lesson-{name}-{width}.png")
     assert not errors
     page.close()
 

@@ -27,6 +27,11 @@ _BAR = """<style>
 </style><div role='status'>Working: {about}.<div class='lesson-bar'><div></div></div></div>"""
 
 
+def narrow() -> widgets.Layout:
+    """The place of a field to type in: no wider than a telephone."""
+    return widgets.Layout(width="300px", max_width="calc(100% - 4px)")
+
+
 def working(seconds: float) -> str:
     """A line and a bar that fills in the estimated time; empty for short work."""
     if seconds < LEAST_SECONDS:

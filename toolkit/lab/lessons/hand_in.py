@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from toolkit.lab.lessons.box import NOT_RUN, Box, on_enter
+from toolkit.lab.lessons.box import NOT_RUN, Box, narrow, on_enter
 from toolkit.lab.lessons.drawing import as_base64
 
 _SERVICES = {
@@ -38,11 +38,11 @@ class HandIn(Box):
         self._lesson = lesson
         self.name = widgets.Text(
             value=lesson.progress.data["learner"], placeholder="as your teacher knows you",
-            description="Your name", style={"description_width": "90px"},
+            description="Your name", style={"description_width": "90px"}, layout=narrow(),
         )  # fmt: skip
         self.room = widgets.Text(
             placeholder="address, if your teacher shows one", description="Room",
-            style={"description_width": "90px"},
+            style={"description_width": "90px"}, layout=narrow(),
         )  # fmt: skip
         self.button = widgets.Button(description="Make my page", icon="save")
         self.done = widgets.HTML()

@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.lessons.box import NOT_RUN, Box, on_enter, working
+from toolkit.lab.lessons.box import NOT_RUN, Box, narrow, on_enter, working
 from toolkit.lab.lessons.drawing import draw_on_a_line, png_of
 from toolkit.lab.lessons.outline import Answer, Question
 from toolkit.lab.lessons.progress import Progress
@@ -40,7 +40,8 @@ class Prediction(Box):
         if question.options:
             self._input = widgets.RadioButtons(options=question.options, value=None, layout=layout)
         else:
-            self._input = widgets.Text(placeholder=f"a number {question.unit}".strip())
+            placeholder = f"a number {question.unit}".strip()
+            self._input = widgets.Text(placeholder=placeholder, layout=narrow())
             self._input.continuous_update = False
             on_enter(self._input, self._enter)
         self._input.add_class("lesson-guess")
