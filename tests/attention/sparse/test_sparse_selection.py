@@ -71,6 +71,13 @@ def test_largest_of_blocks_are_the_largest_of_all(count, limit):
         np.testing.assert_array_equal(index[is_one], np.flatnonzero(row))
 
 
+def test_where_nothing_is_visible_nothing_is_selected():
+    """Also from rows so long that their blocks are searched first."""
+    nothing = jnp.full((2, 4096), -jnp.inf)
+    for scores, count in ((nothing, 0), (nothing.at[1, 7].set(1), 1)):
+        assert largest_indices(scores, 16, jnp.full(2, 16))[1].sum() == count
+
+
 def test_a_selection_has_no_gradient():
     scores = jnp.arange(6.0)
     mask = jnp.ones(6, bool)

@@ -280,7 +280,7 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
         ranking = over_heads(ranked_by, selector, head, read[0].lse)
         # A branch is never fused: XLA for CPUs ignores barriers, and would compute scores anew for
         # every pass over them.
-        once = lax.cond(cache.length.min() >= 0, lambda x: x + 0, jnp.zeros_like, ranking.scores)
+        once = lax.cond(cache.length.min() >= 0, lambda x: x, jnp.zeros_like, ranking.scores)
         ranking = ranking._replace(scores=once)
         ranked = selector.ranked_units(slots, ranking.scores.shape[-1])
         is_known = not adapts and (group != "union" or q.shape[2] == 1)

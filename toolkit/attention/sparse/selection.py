@@ -6,8 +6,8 @@ candidate. Ties at that score are cut at an index found the same way. All of it 
 
 Most of a long row is never counted: its k largest scores lie in the k blocks with the largest
 maxima, the first ones among equal maxima. So the same search finds first the blocks and then the
-units in them. Measured on two CPU cores, 8 rows of 131,072
-scores: the 2028 largest take 3.4 ms, `lax.top_k` 8.6 ms.
+units in them. Measured on two shared CPU cores, 8 rows of 131,072 scores: the 2028 largest take
+2.6 ms of processor time, `lax.top_k` 8.8 ms.
 """
 
 import math
@@ -123,8 +123,11 @@ def largest_indices(
         return largest(scores)
     blocks = _padded(scores, block, -jnp.inf).reshape(*scores.shape[:-1], -1, block)
     own, is_block = largest(blocks.max(axis=-1))
+    # A branch is never fused: XLA would find the blocks anew for every number in them.
+    own = lax.cond(is_block.any(), lambda x: x, jnp.zeros_like, own)
     inside = jnp.take_along_axis(blocks, own[..., None], axis=-2)
     inside = jnp.where(is_block[..., None], inside, -jnp.inf).reshape(*scores.shape[:-1], -1)
+    inside = lax.cond(is_block.any(), lambda x: x, lambda x: jnp.full_like(x, -jnp.inf), inside)
     place, is_one = largest(inside)
     return jnp.take_along_axis(own, place // block, axis=-1) * block + place % block, is_one
 
