@@ -112,7 +112,8 @@ def plan(
             stages of the fastest plan with pipelines on them.
         lengths: tokens of sequences of different lengths: also divide the chips into groups for
             them (FlexSP), and into replicas that work through them (Hydraulis); also say which
-            chips each needs (ByteScale).
+            chips each needs (ByteScale). Chunks for the stages of a pipeline (InfiniPipe) are
+            `toolkit.planning.chunk_sequences`, in Python.
         host_link: GB/s between a chip and its host, one way: also search what no train step here
             builds yet (sequences and gradients cut over chips, activations on the host), and choose
             what the fastest plan's layers keep, swap and compute anew (MEMO).
