@@ -207,12 +207,6 @@ def mesa_net_reference(
         G <- e^g G + beta k k^T,   S <- e^g S + beta k v^T,   o = scale S^T (G + Diag(penalty))^-1 q
 
     Arguments as `mesa_net`.
-
-    Example:
-        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> g, beta = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
-        >>> mesa_net_reference(q, k, v, g, beta, jnp.ones((1, 3, 2, 4)))[0].shape
-        (1, 3, 2, 4)
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "penalty": penalty}
     if initial_state is None:

@@ -49,12 +49,6 @@ def softmax_attention_reference(
 
     Arguments as `softmax_attention`. It runs eagerly where a cache is given, because it reads the
     cache's length.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> out, _ = softmax_attention_reference(q, k, v)
-        >>> out.shape
-        (1, 3, 2, 4)
     """
     left, right = window_of(is_causal, sliding_window, local_window_size)
     scale = float(q.shape[3] ** -0.5) if scale is None else scale

@@ -200,11 +200,6 @@ def forgetting_attention_reference(
         D <- D + g_t for all earlier tokens,   o_t = sum_s softmax_s(scale q_t . k_s + D_s) v_s
 
     Arguments as `forgetting_attention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> forgetting_attention_reference(q, k, v, -jnp.ones((1, 3, 2)))[0].shape
-        (1, 3, 2, 4)
     """
     group, dtype, time = q.shape[2] // k.shape[2], q.dtype, q.shape[1]
     g = _gates(g, q)

@@ -196,11 +196,6 @@ def path_attention_reference(
         k_j <- H_i k_j for all earlier tokens,    o_i = sum_j softmax_j(scale q_i . k_j) v_j
 
     Arguments as `path_attention`.
-
-    Example:
-        >>> q = k = v = w = jnp.ones((1, 3, 2, 4)) / 2
-        >>> path_attention_reference(q, k, v, w, jnp.ones((1, 3, 2)))[0].shape
-        (1, 3, 2, 4)
     """
     group, dtype, time = q.shape[2] // k.shape[2], q.dtype, q.shape[1]
     precise = accumulator(dtype)

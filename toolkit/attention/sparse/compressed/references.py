@@ -31,12 +31,6 @@ def heavily_compressed_attention_reference(
         o_t = softmax of (window, all entries of complete blocks, sink) times (v, v', 0)
 
     Arguments as `heavily_compressed_attention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 5, 2, 4))
-        >>> how = {"block_size": 2, "sliding_window": 2}
-        >>> heavily_compressed_attention_reference(q, k, v, k, v, **how)[0].shape
-        (1, 5, 2, 4)
     """
     where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
     rows = q, k, v, block_k, block_v
@@ -58,13 +52,6 @@ def compressed_sparse_attention_reference(
         o_t = softmax of (window, top-k entries by I_tb, sink) times (v, v', 0)
 
     Arguments as `compressed_sparse_attention`.
-
-    Example:
-        >>> q = k = v = index_q = jnp.ones((1, 5, 2, 4))
-        >>> index = index_q, jnp.ones((1, 5, 4)), jnp.ones((1, 5, 2))
-        >>> how = {"block_size": 2, "sliding_window": 2, "selected_entries": 1}
-        >>> compressed_sparse_attention_reference(q, k, v, k, v, *index, **how)[0].shape
-        (1, 5, 2, 4)
     """
     where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
     scores = _index_scores(index_q, index_k, index_weights)
@@ -87,12 +74,6 @@ def qwen_sparse_attention_reference(
         o_t = sum_{s in S_t} softmax_s(scale q_t . k_s) v_s
 
     Arguments as `qwen_sparse_attention`.
-
-    Example:
-        >>> q = k = v = index_q = jnp.ones((1, 5, 2, 4))
-        >>> how = {"block_size": 2, "selected_tokens": 2}
-        >>> qwen_sparse_attention_reference(q, k, v, index_q, jnp.ones((1, 5, 4)), **how)[0].shape
-        (1, 5, 2, 4)
     """
     where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
     scores = _index_scores(index_q, index_k, jnp.ones(index_q.shape[:3], index_q.dtype))

@@ -32,13 +32,6 @@ def deepseek_sparse_attention_reference(
 
     Arguments as `deepseek_sparse_attention`. It runs eagerly where a cache is given, because it
     reads the cache's length.
-
-    Example:
-        >>> q = k = v = index_q = jnp.ones((1, 3, 2, 4))
-        >>> index = index_q, jnp.ones((1, 3, 4)), jnp.ones((1, 3, 2))
-        >>> out, _ = deepseek_sparse_attention_reference(q, k, v, *index, selected_tokens=2)
-        >>> out.shape
-        (1, 3, 2, 4)
     """
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
     cache, start, time = None, 0, q.shape[1]

@@ -161,11 +161,6 @@ def mixture_of_block_attention_reference(
         o = A(q; own block and top blocks by q . mean(k))
 
     Arguments as `mixture_of_block_attention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 5, 2, 4))
-        >>> mixture_of_block_attention_reference(q, k, v, block_size=2)[0].shape
-        (1, 5, 2, 4)
     """
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
     group, dtype = q.shape[2] // k.shape[2], q.dtype

@@ -191,13 +191,6 @@ def native_sparse_attention_reference(
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
 
     Arguments as `native_sparse_attention`.
-
-    Example:
-        >>> q = k = v = jnp.ones((1, 5, 2, 4))
-        >>> gates = [jnp.ones((1, 5, 2))] * 3
-        >>> out, _ = native_sparse_attention_reference(q, k, v, *gates, block_size=2)
-        >>> out.shape
-        (1, 5, 2, 4)
     """
     batch, time, _, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
