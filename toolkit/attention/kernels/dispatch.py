@@ -149,17 +149,9 @@ def run_kernels(
     if starts is not None:
         documents = whole(jnp.cumsum(starts.astype(jnp.int32), axis=1), "edge")
     q, k, v, beta = _arguments(rule, tokens)
-    out, state = by_platform(
-        "chunked",
-        whole(q),
-        whole(k),
-        whole(v),
-        whole(_bounded(g)),
-        None if beta is None else whole(beta),
-        state,
-        documents=documents,
-        chunk=size,
-    )
+    beta = None if beta is None else whole(beta)
+    arrays = whole(q), whole(k), whole(v), whole(_bounded(g)), beta, state
+    out, state = by_platform("chunked", *arrays, documents=documents, chunk=size)
     return out[:, :time], state
 
 
@@ -172,15 +164,9 @@ def step_kernels(
     batch, heads = g.shape[:2]
     rows = lambda x: x.reshape(batch * heads, *x.shape[2:])  # noqa: E731
     q, k, v, beta = _arguments(rule, token)
-    out, new_state = by_platform(
-        "step",
-        rows(q),
-        rows(k),
-        rows(v),
-        rows(_bounded(g)),
-        None if beta is None else rows(beta),
-        rows(state),
-    )
+    beta = None if beta is None else rows(beta)
+    arrays = rows(q), rows(k), rows(v), rows(_bounded(g)), beta, rows(state)
+    out, new_state = by_platform("step", *arrays)
     return new_state.reshape(state.shape), out.reshape(batch, heads, -1)
 
 

@@ -292,21 +292,17 @@ def _with_gates(cost: Any, more: int = 0) -> Any:
 
 
 ROW = Mixer(
-    name="fox",
-    title="Forgetting attention",
+    name="fox", title="Forgetting attention",
     paper="Lin, Nikishin, He, Courville, Forgetting Transformer (arXiv:2503.02130)",
     is_linear_time=False,
     inputs=(Q, K, V, G),
     implementations=("dense", "chunked"),
     options=MappingProxyType({}),
-    function=forgetting_attention,
-    step=forgetting_attention_step,
+    function=forgetting_attention, step=forgetting_attention_step,
     reference=forgetting_attention_reference,
     empty_state=_empty_state,
-    forward_flops=softmax_forward_flops,
-    forward_bytes=_with_gates(softmax_forward_bytes),
-    step_flops=softmax_step_flops,
-    step_bytes=_with_gates(softmax_step_bytes, more=1),
+    forward_flops=softmax_forward_flops, forward_bytes=_with_gates(softmax_forward_bytes),
+    step_flops=softmax_step_flops, step_bytes=_with_gates(softmax_step_bytes, more=1),
     state_bytes=_with_gates(softmax_state_bytes),
-)
+)  # fmt: skip
 """The row of `MIXERS`."""

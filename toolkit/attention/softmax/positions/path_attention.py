@@ -307,21 +307,16 @@ def _step_bytes(batch, context, heads, key, value, *, element_bytes=4):
 
 
 ROW = Mixer(
-    name="path",
-    title="PaTH attention",
+    name="path", title="PaTH attention",
     paper="Yang, Shen, Wen, Tan et al., PaTH Attention (arXiv:2505.16381)",
     is_linear_time=False,
     inputs=(Q, K, V, W, BETA),
     implementations=("chunked",),
     options=MappingProxyType({}),
-    function=path_attention,
-    step=path_attention_step,
-    reference=path_attention_reference,
+    function=path_attention, step=path_attention_step, reference=path_attention_reference,
     empty_state=_empty_state,
-    forward_flops=_forward_flops,
-    forward_bytes=_forward_bytes,
-    step_flops=_step_flops,
-    step_bytes=_step_bytes,
+    forward_flops=_forward_flops, forward_bytes=_forward_bytes,
+    step_flops=_step_flops, step_bytes=_step_bytes,
     state_bytes=_state_bytes,
-)
+)  # fmt: skip
 """The row of `MIXERS`."""

@@ -15,8 +15,7 @@ from toolkit.looped.mixing.linear.gates import GroupNorm, log_rate, step_bias
 from toolkit.looped.mixing.linear.recurrent import (
     GroupedOptions,
     Projection,
-    RecurrentLayer,
-    RecurrentSizes,
+    StateSpaceLayer,
     split_heads,
 )
 
@@ -40,7 +39,7 @@ class Mamba2Options(GroupedOptions):
     shortest_step: float = 0.0
 
 
-class Mamba2Layer(RecurrentLayer):
+class Mamba2Layer(StateSpaceLayer):
     """State-space duality: the decay and the input share one time step dt.
 
         [z, x', B, C, dt'] = x W_in;    [x', B, C] <- silu(conv([x', B, C]) + b)
@@ -83,18 +82,6 @@ class Mamba2Layer(RecurrentLayer):
         self.step_bias = step_bias(rngs, sizes.value_heads)
         self.skip = nnx.Param(jnp.ones(sizes.value_heads))
         self.shortest_step = self.options_of(config).shortest_step
-
-    @classmethod
-    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
-        options = cls.options_of(config)
-        heads = options.heads or config.heads
-        value_heads = options.value_heads or heads
-        return RecurrentSizes(
-            heads if options.value_heads else 1,
-            value_heads,
-            options.key_size,
-            options.value_size or max(1, round(2 * config.width / value_heads)),
-        )
 
     @classmethod
     def tail_shape(cls, config: LayerConfig) -> tuple[int, int]:

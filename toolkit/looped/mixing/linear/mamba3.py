@@ -15,8 +15,7 @@ from toolkit.looped.mixing.linear.gates import step_bias
 from toolkit.looped.mixing.linear.recurrent import (
     GroupedOptions,
     Projection,
-    RecurrentLayer,
-    RecurrentSizes,
+    StateSpaceLayer,
     split_heads,
 )
 
@@ -38,7 +37,7 @@ class Mamba3Options(GroupedOptions):
     turning: float = 0.5
 
 
-class Mamba3Layer(RecurrentLayer):
+class Mamba3Layer(StateSpaceLayer):
     """A state space of second order whose state turns, without a convolution.
 
         [z, x', B, C, dt', a, m, t] = x W_in
@@ -77,18 +76,6 @@ class Mamba3Layer(RecurrentLayer):
         self.query_bias, self.key_bias = (nnx.Param(jnp.ones((heads, key_size))) for _ in range(2))
         self.step_bias = step_bias(rngs, heads)
         self.skip = nnx.Param(jnp.ones(heads))
-
-    @classmethod
-    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
-        options = cls.options_of(config)
-        heads = options.heads or config.heads
-        value_heads = options.value_heads or heads
-        return RecurrentSizes(
-            heads if options.value_heads else 1,
-            value_heads,
-            options.key_size,
-            options.value_size or max(1, round(2 * config.width / value_heads)),
-        )
 
     def project(self, x, past, segment_ids):
         _, heads, key_size, value_size = self.sizes

@@ -223,3 +223,19 @@ class RecurrentLayer(MixingLayer):
 def split_heads(x: Float[Array, "... channels"], size: int) -> Float[Array, "... heads size"]:
     """[..., heads * size] -> [..., heads, size]."""
     return x.reshape(*x.shape[:-1], -1, size)
+
+
+class StateSpaceLayer(RecurrentLayer):
+    """The sizes of Mamba-2 and Mamba-3: values of twice the width, groups of keys for all heads."""
+
+    @classmethod
+    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
+        options = cls.options_of(config)
+        heads = options.heads or config.heads
+        value_heads = options.value_heads or heads
+        return RecurrentSizes(
+            heads if options.value_heads else 1,
+            value_heads,
+            options.key_size,
+            options.value_size or max(1, round(2 * config.width / value_heads)),
+        )
