@@ -76,10 +76,15 @@ class Prediction:
         return self.strategy.layers_by_stage(len(self.config.layers), self.config.loops)
 
     @cached_property
+    def kinds(self) -> tuple[tuple[str, str, str], ...]:
+        """Mixer, feed-forward layer and recomputation of every layer."""
+        return layer_kinds(self.config, self.strategy)
+
+    @cached_property
     def parts(self) -> Seconds:
         """Seconds of all layers, embedding and head, as if on one pipeline stage."""
         total = self.seconds_of_tables
-        for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
+        for kind, count in Counter(self.kinds).items():
             total += self.seconds_by_kind[kind].times(count)
         return total
 
@@ -110,7 +115,7 @@ class Prediction:
     @cached_property
     def busy(self) -> list[Seconds]:
         """Seconds of each pipeline stage; equal stages are computed once."""
-        kinds, start, busy, seen = layer_kinds(self.config, self.strategy), 0, [], {}
+        kinds, start, busy, seen = self.kinds, 0, [], {}
         for stage, size in enumerate(self.stages):
             start %= len(kinds)  # of the next loop
             key = stage == 0, stage == len(self.stages) - 1, kinds[start : start + size]
@@ -122,10 +127,7 @@ class Prediction:
 
     def stage_seconds(self, stage: int, start: int, end: int) -> Seconds:
         """Seconds of one pipeline stage, in one loop, with the layers from `start` to `end`."""
-        kinds, loops = (
-            Counter(layer_kinds(self.config, self.strategy)[start:end]),
-            self.config.loops,
-        )
+        kinds, loops = Counter(self.kinds[start:end]), self.config.loops
         each = (self.seconds_by_kind[kind].times(count / loops) for kind, count in kinds.items())
         parts = sum(each, Seconds())
         # The first stage embeds, and has half of the table's communication.
@@ -178,7 +180,7 @@ class Prediction:
             return max(every, key=lambda found: sum(each.total for each in found))
         sizes = (self.strategy, self._sequences(), self.sequence_length)
         found = table_transfers(self.config, *sizes)
-        for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
+        for kind, count in Counter(self.kinds).items():
             found += layer_transfers(self.config, *kind, *sizes, self.cluster) * count
         return as_compiled(found, self.cluster, self._sequences())
 
@@ -242,8 +244,8 @@ class Prediction:
     @cached_property
     def seconds_by_kind(self) -> dict[tuple[str, str, str], Seconds]:
         """Seconds of a layer of each kind: mixer, feed-forward layer, recomputation."""
-        kinds = set(layer_kinds(self.config, self.strategy))
-        return {kind: layer_seconds(self.config, *kind, *self._sizes()) for kind in kinds}
+        sizes = self._sizes()
+        return {kind: layer_seconds(self.config, *kind, *sizes) for kind in set(self.kinds)}
 
     @cached_property
     def seconds_of_tables(self) -> Seconds:
