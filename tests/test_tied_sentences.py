@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prose import ROOT, Claims, found, in_markdown, listed, markdown_of, untied, without_numbers
+from prose import (
+    ROOT,
+    Claims,
+    cites,
+    found,
+    in_markdown,
+    listed,
+    markdown_of,
+    untied,
+    without_numbers,
+)
 
 import toolkit
 from toolkit.lab.lessons.catalogue import load_outline
@@ -104,6 +114,8 @@ def test_the_check_itself_sees_faults(tmp_path: Path) -> None:
     assert without_numbers(second) == set()
     assert third.sentences == ["It never ends."]
     assert without_numbers(Claims("", ["It has 9."], second.marks)) == {"9"}
+    assert cites("It is 3 times as fast (`tests/test_links.py`).")
+    assert not cites("It is 3 times as fast (`tests/test_no_such.py`).")
     lesson = "tutorials/05_ring.ipynb"
     assert fault("holds", "2 + 2 == 5", lesson)
     assert fault("cited", "Nobody 1999", lesson)

@@ -9,13 +9,15 @@ sentences of its paragraph that it ties, in Markdown as an HTML comment:
     <!-- holds: 2 * 64 * 8 * 4096**2 == approx(17e9, rel=0.02) -->  an assertion, evaluated
     <!-- cited: Dao et al. 2022 -->  a source that the page names
 
-In Python a comment inside the function ties all its sentences: `# tied: ...`. An assertion must
-hold every number of its sentences that stands outside formulas and code.
+A sentence that names a record, a test or a paper itself needs none. In Python a comment inside the
+function ties all its sentences: `# tied: ...`. An assertion must hold every number of its sentences
+that stands outside formulas and code.
 """
 
 import ast
 import hashlib
 import io
+import itertools
 import json
 import re
 import tokenize
@@ -70,6 +72,14 @@ def claims(sentence: str) -> bool:
     words = bare(sentence).strip(" *")
     is_claim = CLAIM.search(words) or EQUATION.search(sentence)
     return bool(is_claim and not words.endswith("?") and not INSTRUCTION.match(words))
+
+
+def cites(sentence: str) -> bool:
+    """Whether a sentence names a source itself: a paper, a datasheet, a record or test of ours."""
+    paths = re.findall(r"\b(?:tests|data)/[\w./-]+\.(?:py|jsonl?|csv)\b", sentence)
+    if paths:
+        return all((ROOT / path).exists() for path in paths)
+    return bool(re.search(r"(et al\.|datasheet|white paper)[^.]*\b(19|20)\d\d\b", sentence))
 
 
 def split(paragraph: str) -> list[str]:
@@ -174,7 +184,7 @@ def untied(claims: list[Claims]) -> dict[str, dict[str, str]]:
     pages: dict[str, dict[str, str]] = {}
     for group in claims:
         if not group.marks:
-            for sentence in group.sentences:
+            for sentence in itertools.filterfalse(cites, group.sentences):
                 pages.setdefault(group.page, {})[key(sentence)] = sentence
     return pages
 
