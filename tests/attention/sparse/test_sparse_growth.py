@@ -76,6 +76,54 @@ def test_centroids_that_stay_those_of_a_short_prompt_lose_mass():
     assert (masses(stays, grown(stays))[:2] < LEAST * masses(stays, built(stays))[:2]).all()
 
 
+LONG, SMALL = (
+    2048,
+    {
+        "tactic": {"cluster_size": 8},
+        "pqcache": {"sinks": 4, "bits": 4, "iterations": 3},
+        "infllm": {"block_size": 8, "kernel": 4, "stride": 2, "sinks": 4},
+    },
+)
+
+
+@pytest.mark.parametrize("name", by_night({*sparse.SELECTORS} - {"infllm"}, sparse.SELECTORS))
+@pytest.mark.parametrize("group", by_night({1, 8}, [1, 4, 8]))
+@pytest.mark.slow
+def test_a_system_grows_from_any_prompt_and_goes_back(name, group):
+    """Ragged rows grown by 2,048 tokens read all of them as dense attention does. Tokens of NaN,
+    appended and taken back, leave nothing; before they are, they show."""
+    own = sparse.SELECTORS[name](**{"recent": 8} | SMALL.get(name, {}))
+    random, rows = np.random.default_rng(0), len(PROMPTS)
+    capacity = PROMPTS[-1] + LONG + 2
+    shapes = (rows, 1, capacity, 8), (rows, 1, capacity, 8), (rows, group, capacity, 8)
+    keys, values, queries = (jnp.asarray(random.standard_normal(x), jnp.float32) for x in shapes)
+    prompts = jnp.array(PROMPTS)
+
+    def append(held, _):
+        k, v = (x[jnp.arange(rows), :, held.length] for x in (keys, values))
+        return sparse.update(own, held, k, v), None
+
+    start = sparse.build(own, keys, values, prompts, queries=queries)
+    cache = jax.jit(lambda x: lax.scan(append, x, None, LONG)[0])(start)
+    nothing = jnp.full((rows, 1, 8), jnp.nan)
+    wrong = sparse.update(own, cache, nothing, nothing)
+    back = wrong.restore([cache], jnp.zeros(rows, jnp.int32))
+
+    def step(held, tokens):
+        return sparse.decode_step(held, queries[:, :, 0], own, sparse.FixedTokens(tokens))
+
+    for tokens in (96, capacity):
+        before, after = step(cache, tokens), step(back, tokens)
+        np.testing.assert_array_equal(before.out, after.out)
+        assert (before.tokens <= tokens).all()
+        assert np.isfinite(before.out).all()
+        assert np.isnan(step(wrong, tokens).out).all()
+    scores = jnp.einsum("rgd,rsd->rgs", queries[:, :, 0], keys[:, 0]) * 8**-0.5
+    is_token = jnp.arange(capacity)[None, None] < (prompts + LONG)[:, None, None]
+    weights = jax.nn.softmax(jnp.where(is_token, scores, -jnp.inf), axis=-1)
+    np.testing.assert_allclose(before.out, weights @ values[:, 0], atol=1e-5)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ByToken(PQCache):
