@@ -12,6 +12,7 @@ from jax import lax
 from tiers import by_night
 
 from toolkit.attention import sparse
+from toolkit.attention.sparse.decode.hata import HATA
 from toolkit.attention.sparse.decode.kmeans import k_means
 from toolkit.attention.sparse.decode.pqcache import PQCache
 
@@ -72,7 +73,7 @@ def test_an_index_grown_keeps_the_mass_of_one_built(name):
 
 
 def test_centroids_that_stay_those_of_a_short_prompt_lose_mass():
-    stays = sparse.SELECTORS["pqcache"](**SETTINGS["pqcache"], growth=1e9)
+    stays = PQCache(sinks=4, bits=4, growth=1e9)
     assert (masses(stays, grown(stays))[:2] < LEAST * masses(stays, built(stays))[:2]).all()
 
 
@@ -182,7 +183,7 @@ def test_blocks_of_rows_give_what_all_rows_give():
         np.testing.assert_allclose(centroids[part], wanted, atol=1e-5)
         nearest = np.square(x[:, None] - wanted[None]).sum(axis=2).argmin(axis=1)
         assert (np.asarray(own[part]) == nearest).mean() > 0.999
-    hata, x = sparse.SELECTORS["hata"](bits=32), jnp.asarray(rows)[None, None]
+    hata, x = HATA(bits=32), jnp.asarray(rows)[None, None]
     index = sparse.build(hata, x, x, jnp.array([2400])).index
     np.testing.assert_allclose(index.centre[0, 0], rows[:2400].mean(axis=0), atol=1e-5)
     centred = rows[:2400] - np.asarray(index.centre[0, 0])
