@@ -1,9 +1,10 @@
 """What the gradient of a mixer costs to trace and compile, beside the plainest form of it.
 
-The aim is 1.5 times, which is not reached: our forms are tiles and chunks, forward and backward by
-hand, of several times as many kernels. The limits keep it from growing.
+The aim is 1.5 times. Softmax attention reaches it where it is dense; in tiles, and Gated DeltaNet
+in chunks, are programs of about twice as many kernels. The limits keep them from growing.
 """
 
+import re
 import time
 
 import jax
@@ -14,8 +15,11 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from toolkit.attention import gated_delta_net, gated_delta_net_reference, softmax_attention
 
-BATCH, TIME, HEADS, SIZE = 2, 256, 4, 64
-MOST = {"softmax": 7.0, "gdn": 3.5}  # measured: 5.2 and 2.5
+BATCH, HEADS, SIZE = 2, 4, 64
+CASES = {"softmax, dense": 128, "softmax, in tiles": 256, "gdn": 256}  # tokens
+MOST = {"softmax, dense": 1.5, "softmax, in tiles": 2.2, "gdn": 2.1}  # kernels: 1.1, 2.1 and 2.0
+# Measured: 1.9, 3.4 and 2.2 with the suite's flags; 1.4, 2.2 and 2.5 without.
+MOST_TIME = {"softmax, dense": 2.3, "softmax, in tiles": 4.0, "gdn": 3.2}
 
 
 @pytest.fixture(autouse=True)
@@ -28,32 +32,64 @@ def _no_program_from_disk():
     reset_cache()
 
 
-def seconds(function, *inputs):
+def kernels(program):
+    """How many LLVM compiles: XLA's CPU backend compiles equal ones once, and products never."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", program.as_text())
+    bodies = dict(re.findall(r"^(%\S+) \(.*?\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+    calls = re.findall(r"kind=kLoop, calls=([^\s,]+)", text)
+
+    def without_names(body):
+        names = {}
+        return re.sub(r"%[\w.\-]+", lambda found: names.setdefault(found[0], str(len(names))), body)
+
+    return len({without_names(bodies[name]) for name in calls})
+
+
+def inputs_and_forms(name):
+    shape = (BATCH, CASES[name], HEADS)
+    q, k, v = jax.random.normal(jax.random.key(0), (3, *shape, SIZE)) / SIZE**0.5
+    if name == "gdn":
+        gates = jnp.full(shape, -0.1), jnp.full(shape, 0.5)
+        forms = gated_delta_net, gated_delta_net_reference
+        return (q, k, v, *gates), [lambda *x, form=form: form(*x)[0] for form in forms]
+    ours = lambda *x: softmax_attention(*x)[0]  # noqa: E731
+    return (q, k, v), [ours, lambda *x: jax.nn.dot_product_attention(*x, is_causal=True)]
+
+
+def gradient_of(function, inputs):
+    return jax.jit(
+        jax.grad(lambda *x: (function(*x) ** 2).sum(), argnums=tuple(range(len(inputs))))
+    )
+
+
+def seconds(function, inputs):
     """Processor time to trace and compile the gradient; the least of two."""
-    gradient = jax.grad(lambda *x: (function(*x) ** 2).sum(), argnums=tuple(range(len(inputs))))
     found = []
     for _ in range(2):
         jax.clear_caches()
         start = time.process_time()
-        program = jax.jit(gradient).lower(*inputs).compile()
+        gradient_of(function, inputs).lower(*inputs).compile()
         found.append(time.process_time() - start)
-    return min(found), program(*inputs)
+    return min(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[pytest.mark.nightly] if x == "gdn" else []) for x in CASES],
+)
+def test_a_gradient_has_few_kernels_beside_the_plain_form(name):
+    inputs, forms = inputs_and_forms(name)
+    ours, plain = (gradient_of(form, inputs).lower(*inputs).compile() for form in forms)
+    for found, expected in zip(ours(*inputs), plain(*inputs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    assert kernels(plain) > 10
+    assert kernels(ours) <= MOST[name] * kernels(plain)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.timed
+@pytest.mark.parametrize("name", CASES)
 def test_a_gradient_compiles_within_a_few_times_the_plain_form(name):
-    shape = (BATCH, TIME, HEADS)
-    q, k, v = jax.random.normal(jax.random.key(0), (3, *shape, SIZE)) / SIZE**0.5
-    pair = {
-        "softmax": (
-            lambda *x: softmax_attention(*x)[0],
-            lambda *x: jax.nn.dot_product_attention(*x, is_causal=True),
-        ),
-        "gdn": (lambda *x: gated_delta_net(*x)[0], lambda *x: gated_delta_net_reference(*x)[0]),
-    }[name]
-    gates = () if name == "softmax" else (jnp.full(shape, -0.1), jnp.full(shape, 0.5))
-    (ours, gradients), (plain, wanted) = (seconds(form, q, k, v, *gates) for form in pair)
-    for found, expected in zip(gradients, wanted, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-    assert ours < MOST[name] * plain
+    inputs, forms = inputs_and_forms(name)
+    ours, plain = (seconds(form, inputs) for form in forms)
+    assert ours < MOST_TIME[name] * plain
