@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_eager import OPTIONS, counted_programs
+from compiled_programs import counted_programs
+from test_eager import OPTIONS
 
 from toolkit.attention import MIXERS, bucket_length, draw_inputs, mixer
 

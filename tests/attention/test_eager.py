@@ -1,10 +1,9 @@
 """Eager calls, as in a notebook: from the second call on, nothing is compiled."""
 
-from contextlib import contextmanager
-
 import jax
 import jax.numpy as jnp
 import pytest
+from compiled_programs import counted_programs
 
 from toolkit.attention import MIXERS, draw_inputs, mixer, softmax_attention
 
@@ -17,23 +16,6 @@ OPTIONS = {
     "csa": {"block_size": 4, "selected_entries": 3, "sliding_window": 5},
     "qsa": {"block_size": 4, "selected_tokens": 8},
 }
-LOWERING = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-
-
-@contextmanager
-def counted_programs():
-    """Lists the programs that are lowered meanwhile."""
-    programs = []
-
-    def listen(event, duration, **_):
-        if event == LOWERING:
-            programs.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield programs
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.by_family

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_programs import counted_programs
 from flax import nnx
 
 from toolkit import checking
@@ -449,3 +450,17 @@ def test_streams_side_by_side_and_closed_early_do_not_disturb_each_other():
     rest = np.concatenate(list(second))
     np.testing.assert_array_equal(rest, wanted[1][0, 9:])
     assert threading.active_count() == threads
+
+
+def test_prompts_of_a_bucket_of_lengths_share_their_programs():
+    model, tokens = build("full", loops=1), some_tokens(batch=1, time=17)
+
+    def programs_of(length):
+        with counted_programs() as programs:
+            np.asarray(generate(model, tokens[:, :length].copy(), 4))
+        return len(programs)
+
+    assert programs_of(5) > 2
+    # At most the prompt's own copy, of one operation.
+    assert max(programs_of(length) for length in (3, 9, 16)) <= 1
+    assert programs_of(17) > 2  # the next bucket
