@@ -134,7 +134,7 @@ def in_captions(path: Path, page: str) -> Iterator[Claims]:
             found = [mark for line, *mark in comments if node.lineno <= line <= last]
             group = Claims(page, marks=[(kind, words) for kind, words in found])
             for text in texts(node):
-                whole = (one for one in split(text) if len(one.split()) > 3)
+                whole = (one for one in split(text) if len(one.split()) > 4)
                 group.sentences += [one for one in whole if claims(one) and not filled(one)]
             yield group
 

@@ -47,6 +47,7 @@ class Reading(TextView):
     recall: np.ndarray  # part of value s that the state after t returns for key s, [t, s]
 
     def sentence(self) -> str:
+        # tied: tests/lab/attention/test_reading.py::test_sentence_and_table_agree_with_the_arrays
         data, count = self.data(), self.token + 1
         first, most = (self.row(place) for place in (0, int(np.argmax(data[WEIGHT]))))
         out_of_reach = count - self.window

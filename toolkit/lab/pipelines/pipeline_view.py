@@ -204,6 +204,7 @@ class PipelineView(View):
         }
 
     def sentence(self) -> str:
+        # tied: tests/lab/pipelines/test_pipeline_view.py::test_sentences_of_the_notebook
         schedule = self.timeline.schedule
         slow = f", stage {self.slow} {self.times:g} times as slow" if self.times > 1 else ""
         sizes = [int(max(values)) for _, values in self.memory]

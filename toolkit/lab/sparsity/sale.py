@@ -137,6 +137,7 @@ class SaleView(View):
         }
 
     def sentence(self) -> str:
+        # tied: tests/lab/sparsity/test_estimate_views.py::test_tiles_are_those_of_sale
         causal, kept = self.causal, self.kept & self.causal
         wrong = int((kept != (self.by_exact & causal)).sum())
         first = self.chosen * QUERY_BLOCK + 1
