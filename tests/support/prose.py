@@ -48,7 +48,7 @@ INSTRUCTION = re.compile(
     r"Read|Reduce|Run|Save|Say|Set|Show|Start|Switch|Take|Target|Then|Try|Turn|Type|Use|Write)\b"
 )
 SOURCES = re.compile(r"\*?(Sources?|Papers?|Further reading)\b")
-MARK = re.compile(r"<!-- (tied|holds|cited): (.*?) -->", re.S)
+MARK = re.compile(r"(?<!`)<!-- (tied|holds|cited): (.*?) -->", re.S)
 COMMENT = re.compile(r"# (tied|holds|cited): (.*)")
 
 
