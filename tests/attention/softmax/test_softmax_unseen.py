@@ -73,6 +73,21 @@ def test_a_bias_of_minus_infinity_is_a_mask(form, sinks, is_causal):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_the_lowest_finite_bias_is_seen_where_there_is_nothing_else(form):
+    # Masks of many models are made of it, and padding may come first.
+    q, k, v = (numbers(seed, 1, TIME, HEADS, KEY) for seed in range(3))
+    hides = (jnp.arange(TIME) < PADDING).reshape(1, 1, 1, TIME)
+    out, _ = FORMS[form](q, k, v, bias=jnp.where(hides, jnp.finfo(q.dtype).min, 0.0))
+    after, _ = FORMS[form](q, k, v, bias=jnp.where(hides, -jnp.inf, 0.0))
+    np.testing.assert_array_equal(out[:, PADDING:], after[:, PADDING:])
+    means = np.cumsum(np.asarray(v), axis=1) / np.arange(1, TIME + 1).reshape(1, -1, 1, 1)
+    np.testing.assert_allclose(out[:, :PADDING], means[:, :PADDING], atol=1e-6)
+    # Scores that are -inf without a mask have overflowed.
+    out, _ = FORMS[form](jnp.abs(q) + 1, jnp.full_like(k, -3e38), v)
+    assert jnp.isnan(out).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_what_a_bias_hides_never_shows(form):
     q, k, v = (numbers(seed, 1, TIME, HEADS, KEY) for seed in range(3))
     bias = jnp.where(jnp.arange(TIME) < PADDING, -jnp.inf, 0).reshape(1, 1, 1, TIME)

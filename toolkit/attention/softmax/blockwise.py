@@ -20,9 +20,10 @@ delta is the softmax Jacobian's correction, summed over the values instead of ov
 (the two are equal because O = P V), so no row of P is ever held whole. A gradient of lse adds to
 dP, since d lse / dS = P.
 
-Scores that are not seen are the lowest finite number, and seen ones above it: exp never meets
--inf - (-inf), a query that has seen nothing yet forgets what it summed when it sees its first key,
-and its maximum tells at the end whether it saw none (0), or only scores that overflowed (NaN).
+Scores that are not seen are the lowest finite number, seen ones that overflowed the next, and all
+others above them: exp never meets -inf - (-inf), a query that has seen nothing yet forgets what it
+summed when it sees its first key, and its maximum tells at the end whether it saw none (0), or only
+scores that overflowed (NaN).
 
 Non-finite numbers. A masked position must not show even when it holds NaN, but 0 * NaN is NaN in
 a matrix product. So a key or value with a non-finite entry is taken out of the products: its value
@@ -127,11 +128,13 @@ def _forward(tiles: Tiles, q, k, v):
     """Output [heads, rows, value] and lse [heads, rows]."""
     precise = accumulator(q.dtype)
     lowest = jnp.finfo(precise).min
-    lowest_seen = np.nextafter(lowest, lowest.dtype.type(0))
+    overflowed = np.nextafter(lowest, lowest.dtype.type(0))
+    lowest_seen = np.nextafter(overflowed, lowest.dtype.type(0))
 
     def step(tile: Tile, carry):
         scores, _ = tile.scores(_matmul(tile.of_queries(q), tile.of_keys(k), (1, 1)))
-        scores = jnp.where(tile.visible(), jnp.maximum(scores, lowest_seen), lowest)
+        seen = jnp.where(scores == -jnp.inf, overflowed, jnp.maximum(scores, lowest_seen))
+        scores = jnp.where(tile.visible(), seen, lowest)
         largest = scores.max(axis=1)
         if carry is not None:
             before = tile.of_queries(carry[0])
@@ -153,7 +156,7 @@ def _forward(tiles: Tiles, q, k, v):
     largest, total, out = tiles.walk(q.shape[0], step, start)
     # A maximum may pass over NaN, which the sum of exponentials never does.
     sees_any = (largest != lowest) | jnp.isnan(total)
-    total = jnp.where(largest == lowest_seen, jnp.nan, total)
+    total = jnp.where(largest == overflowed, jnp.nan, total)
     out = jnp.where(sees_any[..., None], out / total[..., None], 0)
     return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
 
