@@ -162,6 +162,18 @@ def test_a_visible_nan_shows(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_nan_gradient_is_passed_on(implementation):
+    q, k, v, d_out = draw(300)
+    for others in (0, 1):  # a maximum over the row may pass over NaN
+        d_bad = (others * d_out).at[0, 211, 0, 3].set(jnp.nan)
+        attend = partial(softmax_attention, implementation=implementation)
+        _, d_q, d_k, d_v = output_and_gradient(attend, q, k, v, d_bad)
+        assert jnp.isnan(d_q[0, 211, 0]).all()
+        assert all(jnp.isnan(d[0, :212, 0]).any(axis=-1).all() for d in (d_k, d_v))
+        assert all(jnp.isfinite(d[0, 212:]).all() for d in (d_k, d_v))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(implementation):
     q, k, v, d_out = draw(64)
     inputs = 1e3 * q, 1e3 * k, v, d_out
