@@ -1,7 +1,8 @@
 """What the gradient of a mixer costs to trace and compile, beside the plainest form of it.
 
 The aim is 1.5 times. Softmax attention reaches it where it is dense; in tiles, and Gated DeltaNet
-in chunks, are programs of about twice as many kernels. The limits keep them from growing.
+in chunks, are programs of two and one and a half times as many kernels. The limits keep them from
+growing.
 """
 
 import re
@@ -17,9 +18,9 @@ from toolkit.attention import gated_delta_net, gated_delta_net_reference, softma
 
 BATCH, HEADS, SIZE = 2, 4, 64
 CASES = {"softmax, dense": 128, "softmax, in tiles": 256, "gdn": 256}  # tokens
-MOST = {"softmax, dense": 1.5, "softmax, in tiles": 2.2, "gdn": 2.1}  # kernels: 1.1, 2.1 and 2.0
-# Measured: 1.9, 3.4 and 2.2 with the suite's flags; 1.4, 2.2 and 2.5 without.
-MOST_TIME = {"softmax, dense": 2.3, "softmax, in tiles": 4.0, "gdn": 3.2}
+MOST = {"softmax, dense": 1.5, "softmax, in tiles": 2.2, "gdn": 1.6}  # kernels: 1.1, 2.1 and 1.5
+# Measured: 1.9, 3.4 and 2.5 with the suite's flags; 1.4, 2.2 and 1.8 without.
+MOST_TIME = {"softmax, dense": 2.3, "softmax, in tiles": 4.0, "gdn": 3.0}
 
 
 @pytest.fixture(autouse=True)

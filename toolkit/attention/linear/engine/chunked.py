@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -41,12 +42,18 @@ from toolkit.attention.linear.engine.inverse import SOLUTION, solve, unit_lower_
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, act
 
 
+class Gates(NamedTuple):
+    """What decays are computed from."""
+
+    g: Float[Array, "*chunks C channels"]  # log-decay; `channels` is 1 or key
+    documents: Documents | None  # where the state must not pass
+
+
 class Chunks(NamedTuple):
     """Sequences cut into chunks."""
 
     tokens: tuple[Float[Array, "chunks rows C *size"], ...]  # the arrays of `Rule.action`
-    g: Float[Array, "chunks rows C channels"]  # log-decay; `channels` is 1 or key
-    documents: Documents | None  # where the state must not pass
+    decays: Decays | Gates  # gates where each chunk is to compute its own
 
 
 class Erasure(NamedTuple):
@@ -77,7 +84,7 @@ def _erase_scores(rule: Rule, decays: Decays, erase: Array, writers: Array, prec
         scores = jnp.concatenate([past, scores[..., :-1, :, :]], axis=-3)
     else:
         scores = decayed_scores(erase, writers, decays, precision)
-        past = jnp.tril(jnp.ones((erase.shape[-2],) * 2, bool), -1)
+        past = np.tri(erase.shape[-2], k=-1, dtype=bool)
         scores = jnp.where(past[:, None], scores, 0)
     return within_documents(scores, decays.documents)
 
@@ -109,7 +116,11 @@ def _erase_entry(rule: Rule, decays: Decays) -> Array:
 def _erasures(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasure | None:
     """Erasures of all chunks: at once, or one by one where the channels' factors fill a cache."""
     erasure = partial(_erasure, rule, dtype, alone)
-    return erasure(inputs) if inputs.g.shape[-1] == 1 else lax.map(erasure, inputs)
+    return erasure(inputs) if isinstance(inputs.decays, Decays) else lax.map(erasure, inputs)
+
+
+def _decays(inputs: Chunks) -> Decays:
+    return inputs.decays if isinstance(inputs.decays, Decays) else chunk_decays(*inputs.decays)
 
 
 def _erasure(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasure | None:
@@ -117,7 +128,7 @@ def _erasure(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasu
     correction = action.correction
     if correction is None:
         return None
-    decays = chunk_decays(inputs.g, inputs.documents)
+    decays = _decays(inputs)
     precision = product_precision(inputs.tokens[0].dtype)
     scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
     inverse = unit_lower_inverse(_strength(correction) * scores[..., 0, :])
@@ -140,12 +151,12 @@ def _run_chunk(rule, alone, state, xs):
     inputs, erasure = xs
     action = act(rule, state.dtype, inputs.tokens)
     correction, addition = action.correction, action.addition
-    decays = chunk_decays(inputs.g, inputs.documents)
+    decays = _decays(inputs)
     precision = product_precision(inputs.tokens[0].dtype)
     einsum = partial(precise_einsum, precision=precision)
     readers = [decays.entry * action.query]
     if correction:
-        readers.append(_strength(correction) * _erase_entry(rule, decays) * correction.erase)
+        readers.append(_erase_entry(rule, decays) * correction.erase)
 
     if alone:
         # After a single product nothing reads the state, and XLA writes over it: no copy.
@@ -160,9 +171,9 @@ def _run_chunk(rule, alone, state, xs):
         # Their values are known, so the compiler drops this; only their derivatives are computed
         # here, a chunk at a time with the other scores.
         erase_scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
-        residual = -erased[0]
-        if correction.value is not None:
-            residual += _strength(correction) * correction.value
+        (residual,) = erased
+        residual = -residual if correction.value is None else correction.value - residual
+        residual *= _strength(correction)
         if addition:
             added = _known(erasure.added, erase_scores[..., 1, :])
             residual -= einsum("rij,rjv->riv", added, addition.value)
@@ -196,6 +207,10 @@ def chunked(
     Source: Yang, Wang, Shen, Panda, Kim (arXiv:2312.06635), section 4, for decaying and adding;
     Yang, Kautz, Hatamizadeh (arXiv:2412.06464), section 3.3, for correcting.
     """
+    if isinstance(inputs.decays, Gates) and inputs.decays.g.shape[-1] == 1:
+        # Small enough to be kept: the walk and its way back would compute them again, and each
+        # again is kernels to compile (`softmax/tiles.py`).
+        inputs = inputs._replace(decays=_decays(inputs))
     erasure = _erasures(rule, initial_state.dtype, alone, inputs)
     run_chunk = partial(_run_chunk, rule, alone)
     if not alone:

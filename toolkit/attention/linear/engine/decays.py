@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -48,8 +49,12 @@ class Decays(NamedTuple):
     until: Float[Array, "*chunks C channels"] | None  # e^-G, by channel and as far as it is finite
     entry: Float[Array, "*chunks C channels"]  # from the incoming state to token i
     exit: Float[Array, "*chunks C channels"]  # from token j to the outgoing state
-    through: Float[Array, "*chunks channels 1"]  # from the incoming to the outgoing state
     documents: Documents | None
+
+    @property
+    def through(self) -> Float[Array, "*chunks channels 1"]:
+        """From the incoming to the outgoing state."""
+        return jnp.swapaxes(self.entry[..., -1:, :], -1, -2)
 
 
 def exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
@@ -57,7 +62,7 @@ def exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
 
     Multiples of 1/64 add up exactly in any order, and what is left of each g is small.
     """
-    coarse = jnp.round(64 * g) / 64
+    coarse = lax.stop_gradient(jnp.round(64 * g) / 64)  # whose derivative is 0
     return jnp.cumsum(coarse, axis=-2), jnp.cumsum(g - coarse, axis=-2)
 
 
@@ -115,15 +120,13 @@ def chunk_decays(
         bounded = jnp.maximum(total, math.log(LEAST_FACTOR))
         rough = jnp.exp(-bounded)
         until = _exponential(rough / (rough * jnp.maximum(since_entry, LEAST_FACTOR)), -bounded)
-    entry, through = since_entry, since_entry[..., -1:, :]
+    entry = since_entry
     if documents is not None:
         token, incoming = documents.token, documents.incoming[..., None]
         outgoing = token[..., -1:]
         entry = jnp.where((token == incoming)[..., None], entry, 0)
         leaving = jnp.where((token == outgoing)[..., None], leaving, 0)
-        through = jnp.where((incoming == outgoing)[..., None], through, 0)
-    through = jnp.swapaxes(through, -1, -2)
-    return Decays(own, running, since_entry, until, entry, leaving, through, documents)
+    return Decays(own, running, since_entry, until, entry, leaving, documents)
 
 
 def decayed_scores(
@@ -138,9 +141,11 @@ def decayed_scores(
     """
     if decays.own.shape[-1] == 1:
         between = sum(x - jnp.swapaxes(x, -1, -2) for x in decays.running)
-        causal = jnp.tril(jnp.ones_like(between, dtype=bool))
-        # Masked before exp, since the other half would overflow.
-        between = jnp.exp(jnp.where(causal, between, -jnp.inf))
+        # Masked before exp, since the other half would overflow; by a constant that is added, since
+        # a selection would be kernels of its own to compile.
+        *chunks, size, _ = decays.own.shape
+        later = np.where(np.tri(size, dtype=bool), 0, -np.inf).astype(decays.own.dtype)
+        between = jnp.exp(between + later.reshape(*[1] * len(chunks), size, size))
         return _products(readers, writers, precision) * between[..., :, None, :]
     since_entry, until = decays.since_entry, decays.until
     is_mild = jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
@@ -159,7 +164,7 @@ def _products(readers: Array, writers: Array, precision: Precision) -> Array:
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _scores_from_entry(precision, readers, writers, own, since_entry, until):
-    causal = jnp.tril(jnp.ones((own.shape[-2],) * 2, bool))[:, None, :]
+    causal = np.tri(own.shape[-2], dtype=bool)[:, None, :]
     readers, writers = readers * since_entry, writers * until[..., None, :, :]
     return jnp.where(causal, _products(readers, writers, precision), 0)
 

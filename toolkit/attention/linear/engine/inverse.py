@@ -15,6 +15,7 @@ from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
@@ -42,7 +43,7 @@ def _eliminate_columns(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
 def _inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     size = a.shape[-1]
     if size <= BLOCK or size % 2:
-        return _eliminate_columns(jnp.tril(a, -1))
+        return _eliminate_columns(_below(a))
     half = size // 2
     both = _inverse(jnp.stack([a[..., :half, :half], a[..., half:, half:]]))
     top, bottom = both[0], both[1]
@@ -90,7 +91,7 @@ def unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
 @unit_lower_inverse.defjvp
 def _inverse_jvp(primals, tangents):
     inverse = unit_lower_inverse(*primals)
-    return inverse, -_product(inverse, jnp.tril(tangents[0], -1), inverse)
+    return inverse, -_product(inverse, _below(tangents[0]), inverse)
 
 
 @jax.custom_jvp
@@ -107,7 +108,12 @@ def _solve_jvp(primals, tangents):
     inverse, _, right = primals
     _, d_a, d_right = tangents
     solution = checkpoint_name(_product(inverse, right), SOLUTION)
-    return solution, _product(inverse, d_right - _product(jnp.tril(d_a, -1), solution))
+    return solution, _product(inverse, d_right - _product(_below(d_a), solution))
+
+
+def _below(a: Array) -> Array:
+    """Strictly below the diagonal. The mask is a constant: an iota would be a kernel to compile."""
+    return jnp.where(np.tri(a.shape[-1], k=-1, dtype=bool), a, 0)
 
 
 def _product(*factors: Array) -> Array:

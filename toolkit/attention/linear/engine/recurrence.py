@@ -30,7 +30,7 @@ from toolkit.attention.execution.cores import free_cores, over_cores
 from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.kernels.dispatch import run_kernels, step_kernels
-from toolkit.attention.linear.engine.chunked import Chunks, chunked
+from toolkit.attention.linear.engine.chunked import Chunks, Gates, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
 from toolkit.attention.linear.engine.quarantine import quarantine
 from toolkit.attention.linear.engine.reading import read_state
@@ -283,7 +283,7 @@ def _walk(
 ) -> tuple[Array, Array]:  # fmt: skip
     batch, time, heads, _ = g.shape
     documents = None if starts is None else cut_documents(starts, heads, size)
-    chunks = Chunks(tuple(cut(x, size) for x in arrays), cut(g, size), documents)
+    chunks = Chunks(tuple(cut(x, size) for x in arrays), Gates(cut(g, size), documents))
     rows = state.reshape(-1, *state.shape[2:])
     out, final = cast(tuple[Array, Array], chunked(rule, alone, chunks, rows))
     return join(out, batch, time), final.reshape(state.shape)
