@@ -223,6 +223,22 @@ def test_progress_of_an_earlier_version_is_kept(tmp_path):
     )
 
 
+def test_progress_of_a_lesson_that_was_cut_is_in_its_parts():
+    whole = Progress("loops_rates_kernels")
+    whole.add("guess", "horizon", guess=3, truth=4)
+    for name in ("sees_future", "search_rate", "search_rate"):
+        whole.add("check", name, is_right=name == "sees_future", words="")
+    parts = ("causality_trap", "known_rates", "own_kernel", "ring")
+    found = {name: Lesson(name).progress.data for name in parts}
+    assert {name: [*data["guesses"], *data["checks"]] for name, data in found.items()} == {
+        "causality_trap": ["sees_future"], "known_rates": ["horizon", "search_rate"],
+        "own_kernel": [], "ring": [],
+    }  # fmt: skip
+    Progress("known_rates").add("check", "search_rate", is_right=True, words="")
+    check = Progress("known_rates").data["checks"]["search_rate"]
+    assert (check["is_right"], check["attempts"]) == (True, 3)
+
+
 def test_a_file_that_is_no_progress_is_named(tmp_path):
     path = tmp_path / "progress" / "attention_cost.json"
     path.parent.mkdir()

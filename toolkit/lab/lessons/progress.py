@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from toolkit._files import json_object, read_sealed_json, sealed_json
+from toolkit.lab.lessons.catalogue import load_outline
+from toolkit.lab.lessons.outline import Outline
 from toolkit.training.checkpoints.locks import locked
 
 FOLDER_VARIABLE = "TOOLKIT_PROGRESS"
 LONGEST_NAME = 100
 MOST_TRIES = 100_000
+EARLIER = dict.fromkeys(("causality_trap", "known_rates", "own_kernel"), "loops_rates_kernels")
+"""Lessons that were one: their names, and its name."""
+_SUFFIXES = (".jsonl", ".json")
 KINDS = ("guess", "check", "hint", "learner")
 
 
@@ -76,10 +81,14 @@ def read_events(lesson: str, path: Path) -> dict[str, Any]:
 
     The first guess counts, since the answer is shown after it. An exercise that was right once
     stays right; until then its last check counts. Damaged lines are skipped and counted in
-    `damaged`. ValueError if no line is an event.
+    `damaged`. What the file of an EARLIER lesson beside it holds of this one's questions and
+    exercises comes first. ValueError if no line is an event.
     """
     before = path.with_suffix(".json")  # of an earlier version
     data: dict[str, Any] = {"lesson": lesson, "learner": "", "guesses": {}, "checks": {}}
+    whole = EARLIER.get(lesson)
+    if whole and any((old := path.with_stem(whole)).with_suffix(e).exists() for e in _SUFFIXES):
+        data |= _part(read_events(whole, old), load_outline(lesson))
     if before.exists():
         data |= read_progress(before.read_text(encoding="utf-8"), before)
     data["damaged"] = 0
@@ -94,6 +103,16 @@ def read_events(lesson: str, path: Path) -> dict[str, Any]:
     if lines and data["damaged"] == len(lines):
         raise ValueError(f"{path} holds no progress of a lesson; move it away to start afresh")
     return data
+
+
+def _part(whole: dict[str, Any], outline: Outline) -> dict[str, Any]:
+    """What a lesson that was cut into several holds of one of them, by names."""
+    parts = {"guesses": outline.questions, "checks": outline.exercises}
+    found = {
+        kind: {each.name: whole[kind][each.name] for each in those if each.name in whole[kind]}
+        for kind, those in parts.items()
+    }
+    return {"learner": whole["learner"], **found}
 
 
 def read_progress(text: str, path: Path) -> dict[str, Any]:
