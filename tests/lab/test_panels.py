@@ -174,6 +174,17 @@ def test_no_words_are_cut_off_or_overlap(name: str, shown) -> None:
         assert faults(panel.picture.figure) == [], end
 
 
+@pytest.mark.parametrize("name", MOVED)
+def test_a_panel_fits_a_screen(name: str, shown) -> None:
+    from toolkit.lab.kit.page import ROW_PIXELS, SCREEN_PIXELS, WORDS_PIXELS, rows_of
+
+    panel = shown(name)
+    picture = int(panel.page.image.layout.height.removesuffix("px"))
+    assert (
+        WORDS_PIXELS + ROW_PIXELS * rows_of(panel) + panel.pixels_above + picture <= SCREEN_PIXELS
+    )
+
+
 @pytest.mark.parametrize("name", in_tiers(second=()))
 def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
     use_size("projector")

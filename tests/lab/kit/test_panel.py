@@ -308,12 +308,20 @@ def test_a_panel_is_saved_for_a_paper(tmp_path, columns, width):
 
 
 def test_a_panel_of_many_controls_fits_a_screen():
-    from toolkit.lab.kit.page import LEAST_SHARE, _height
+    from toolkit.lab.kit.page import LEAST_SHARE, height_of
 
     few, many, tall = (
-        _height(SimpleNamespace(pixels=[960, height], controls=range(count)))
+        height_of(
+            SimpleNamespace(
+                pixels=[960, height],
+                pixels_above=0,
+                extra_rows=0,
+                button="",
+                controls=dict.fromkeys(range(count)),
+            )
+        )
         for height, count in ((420, 4), (630, 8), (1200, 8))
     )
     assert few == 420
-    assert many == 900 - 150 - 4 * 32 < 630
+    assert many == 900 - 163 - 4 * 32 < 630
     assert tall == LEAST_SHARE * 1200

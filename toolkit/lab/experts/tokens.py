@@ -279,7 +279,7 @@ def token_scene(view: TokensView) -> Scene:
     return Scene(
         end=each + flight, words=view.sentence(), unit="bytes of a device", nodes=tuple(nodes),
         edges=tuple((d, view.devices + e) for d in range(view.devices) for e in range(EXPERTS)),
-        tall=0.3, messages=tuple(messages), levels=tuple(levels), grids=(grid,),
+        tall=0.22, messages=tuple(messages), levels=tuple(levels), grids=(grid,),
         kinds=(Kind("taken", "#a8cfe8"), Kind("dropped", ACCENT)),
     )  # fmt: skip
 
@@ -294,7 +294,7 @@ class ExpertPanel(PlayedPanel):
     """
 
     title = "Experts: where do the tokens go, and which are dropped?"
-    figure_size = (9.6, 5.6)
+    figure_size = (9.6, 4.1)
     has_palette = True
 
     text = Words("Text", TEXT, explanation=f"The first {MOST} bytes are shown")

@@ -164,7 +164,7 @@ class Number(Control):
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         import ipywidgets as widgets
 
-        look = {"readout": False, "continuous_update": self.is_continuous, **self.look("348px")}
+        look = {"readout": False, "continuous_update": self.is_continuous, **self.look("326px")}
         bounds: dict[str, Any] = {"min": self.low, "max": self.high, "step": self.step}
         if self.powers_of_two:
             low, high = (int(bound).bit_length() - 1 for bound in (self.low, self.high))
@@ -211,7 +211,7 @@ class Choice(Control):
         import ipywidgets as widgets
 
         menu = widgets.Dropdown(
-            options=list(self.options.items()), value=self.default, **self.look("444px")
+            options=list(self.options.items()), value=self.default, **self.look("422px")
         )
         menu.add_class(f"choice-{self.name}")
         return ControlWidgets(menu, (menu,), on_change)
@@ -233,6 +233,6 @@ class Words(Control):
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         import ipywidgets as widgets
 
-        text = widgets.Text(value=self.default, continuous_update=False, **self.look("878px"))
+        text = widgets.Text(value=self.default, continuous_update=False, **self.look("848px"))
         text.add_class(f"words-{self.name}")
         return ControlWidgets(text, (text,), on_change)

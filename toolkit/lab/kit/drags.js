@@ -8,10 +8,10 @@ function render({ model, el }) {
   root.setAttribute("aria-hidden", "true");
 
   function take() {
-    const [width, height] = model.get("size");
+    const [width, height, shown = height] = model.get("size");
     root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     root.style.maxWidth = `${width}px`;
-    root.style.height = `${height}px`;
+    root.style.height = `${shown}px`;
     root.replaceChildren(...model.get("places").map(({ name, axis, box, at }, place) => {
       const [left, right, top, bottom] = box, isAcross = axis === "x";
       const handle = document.createElementNS(SVG, "rect");

@@ -23,7 +23,7 @@ class Drags(anywidget.AnyWidget):
 
     Attributes:
         places: name, axis, box of the plot (left, right, top, bottom) and place of each, in pixels.
-        size: of the picture, in pixels.
+        size: of the picture, in pixels, and how high it is shown.
     """
 
     _esm = Path(__file__).with_name("drags.js")
@@ -31,16 +31,16 @@ class Drags(anywidget.AnyWidget):
     places = traitlets.List().tag(sync=True)
     size = traitlets.List().tag(sync=True)
 
-    def __init__(self, panel: Any, plots: list[Any]) -> None:
+    def __init__(self, panel: Any, plots: list[Any], height: int) -> None:
         flat = {"height": "0", "width": "100%", "overflow": "visible", "margin": "0"}
-        super().__init__(size=panel.pixels, layout=flat)
+        super().__init__(size=[*panel.pixels, height], layout=flat)
         self.add_class("panel-drags")
         self._panel, self._plots = panel, plots
         self.on_msg(self._dragged)
 
     def follow(self) -> None:
         """Put the handles where the numbers are drawn now."""
-        wide, high = self.size
+        wide, high, _ = self.size
         found = []
         for plot in self._plots:
             # As it was last drawn: `get_position` applies the aspect anew, and all is drawn again.

@@ -7,22 +7,29 @@ from typing import Any
 import ipywidgets as widgets
 
 from toolkit.figures.style import magnification
-from toolkit.lab.kit.controls import Number
+from toolkit.lab.kit.controls import Number, Words
 from toolkit.lab.kit.drags import Drags
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.view import as_html
 
 SCREEN_PIXELS = 900  # a panel with its controls is seen at once on a laptop
-ROW_PIXELS, WORDS_PIXELS = 32, 150  # a row of two controls; heading, caption and buttons
+ROW_PIXELS, WORDS_PIXELS = 32, 163  # a row of two controls; heading, caption, button
 LEAST_SHARE = 0.85  # words in a smaller picture are hard to read
 
 
-def _height(panel: Any) -> int:
+def rows_of(panel: Any) -> int:
+    """Rows of two controls, or of one line of words; the button of the long work is one more."""
+    rows, has_room = int(bool(panel.button)) + panel.extra_rows, False
+    for control in panel.controls.values():
+        rows += not has_room or isinstance(control, Words)
+        has_room = not has_room and not isinstance(control, Words)
+    return rows
+
+
+def height_of(panel: Any) -> int:
     """Pixels of the picture: less than it has where the whole panel would not fit a screen."""
-    whole = panel.pixels[1]
-    free = (
-        SCREEN_PIXELS * magnification() - WORDS_PIXELS - ROW_PIXELS * -(-len(panel.controls) // 2)
-    )
+    whole, rows = panel.pixels[1], ROW_PIXELS * rows_of(panel)
+    free = SCREEN_PIXELS * magnification() - WORDS_PIXELS - rows - panel.pixels_above
     return round(min(whole, max(free, LEAST_SHARE * whole)))
 
 
@@ -46,7 +53,7 @@ class Page(widgets.VBox):
         }
         for name, value in panel.state.items():
             self.controls[name].show(value)
-        width, height = f"{panel.pixels[0]}px", f"{_height(panel)}px"
+        width, height = f"{panel.pixels[0]}px", f"{height_of(panel)}px"
         # A fixed height: the page does not move while one picture replaces another.
         fixed = widgets.Layout(width="100%", max_width=width, height=height, object_fit="contain")
         self.image = widgets.Image(format="png", layout=fixed)
@@ -67,7 +74,7 @@ class Page(widgets.VBox):
         )
         self.above = panel.widgets_above()
         dragged = [plot for plot in panel._plots if plot.drag]
-        self.drags = Drags(panel, dragged) if dragged else None
+        self.drags = Drags(panel, dragged, height_of(panel)) if dragged else None
         grid = widgets.Box(
             [parts.box for parts in self.controls.values()],
             layout=widgets.Layout(display="flex", flex_flow="row wrap", max_width=width),
@@ -90,7 +97,8 @@ class Page(widgets.VBox):
         if self.drags:
             self.drags.follow()
         self.image.value = panel.png
-        self.caption.value = f"<p style='margin:2px 0'>{html.escape(panel.view.sentence())}</p>"
+        words = html.escape(panel.view.sentence())
+        self.caption.value = f"<p style='margin:2px 0;line-height:1.35'>{words}</p>"
         self._write_table()
         self.show_error()
 

@@ -49,6 +49,8 @@ class Panel:
         picture: the figure and what moves in it.
         png: the current picture.
         pixels: width and height of the picture on the page.
+        extra_rows: rows of what stands between the caption and the button.
+        pixels_above: height of what stands between the controls and the picture.
         error: the message shown under the panel, or empty.
         page: the panel as a widget, to be placed beside others.
 
@@ -62,6 +64,7 @@ class Panel:
     title: str = ""
     figure_size: tuple[float, float] = (9.6, 4.4)
     has_palette = False
+    extra_rows = pixels_above = 0
     button = ""
     places: tuple[tuple[Any, ...], ...] = ()
     _is_built = False

@@ -19,6 +19,7 @@ from toolkit.lab.kit.scene import Scene
 from toolkit.lab.kit.still import still
 
 NO_PICK = -1
+BELOW_PIXELS = 44  # the player's buttons and what it says, below what it draws
 LANES_LEFT, LANES_WIDTH = 84 / 960, 1 - 14 / 960 - 84 / 960  # the player's lanes, of its width
 
 
@@ -38,6 +39,10 @@ class PlayedPanel(Panel):
     time_control = ""
 
     @property
+    def pixels_above(self) -> int:
+        return self.scene(self.view).pixels(self.pixels[0]) + BELOW_PIXELS
+
+    @property
     def player(self) -> Any:
         return self.page.above[0]
 
@@ -45,11 +50,12 @@ class PlayedPanel(Panel):
     """What the player plays: a pure function of the view."""
 
     def widgets_above(self) -> list[Any]:
+        from toolkit.lab.kit.page import height_of
         from toolkit.lab.kit.player import Player  # a panel draws without widgets too
 
         player = Player(layout={"max_width": f"{self.pixels[0]}px"})
         player.add_class("panel-player")
-        player.timed, player.size = self.timed(), self.pixels
+        player.timed, player.size = self.timed(), [*self.pixels, height_of(self)]
         player.observe(self._selected, names="selected")
         player.observe(self._rested, names="time")
         return [player]

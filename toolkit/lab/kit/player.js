@@ -2,7 +2,8 @@
 // Model: scene, as `Scene.as_json` of scene.py writes it; time, where it stands while at rest;
 // selected: number of a bar, or -1; movable: whether bars can be dragged to another place of their
 // lane, which sends {bar, place}; timed: where the picture that follows on the page has plots over
-// the scene's time, and `size`, its pixels. It needs no kernel: a model of get, set, save_changes,
+// the scene's time, and `size`, its pixels
+// and how high it is shown. It needs no kernel: a model of get, set, save_changes,
 // on and send suffices.
 const FONT = "12px system-ui, sans-serif", SMALL = "10px system-ui, sans-serif";
 const LEFT = 84, RIGHT = 14, AXIS = 22, GAP = 10, SECONDS = 12, STEP_MS = 700;
@@ -50,7 +51,7 @@ function render({ model, el }) {
   speed.value = 1;
   const words = make("div", { class: "scene-words", "aria-live": "polite" }, root);
   const over = make("div", { class: "scene-over" }, el);
-  const keys = make("details", { class: "scene-keys" }, root);
+  const keys = make("details", { class: "scene-keys" }, row);
   make("summary", {}, keys, "Keys");
   make("span", {}, keys, "On the picture: Space plays and stops, ← → step from event to event, " +
     "Home and End go to the ends, Shift with an arrow chooses a task, Alt with ← → moves it.");
@@ -117,14 +118,14 @@ function render({ model, el }) {
 
   // The clock goes on through the plots of the picture that follows.
   function cover() {
-    const [wide, high] = model.get("size") ?? [], boxes = model.get("timed") ?? [];
+    const [wide, high, shown = high] = model.get("size") ?? [], boxes = model.get("timed") ?? [];
     over.replaceChildren();
     clocks = [];
     if (!wide || !boxes.length) return;
     const svg = over.appendChild(document.createElementNS(SVG, "svg"));
     svg.setAttribute("viewBox", `0 0 ${wide} ${high}`);
     svg.style.maxWidth = `${wide}px`;
-    svg.style.height = `${high}px`;
+    svg.style.height = `${shown}px`;
     clocks = boxes.map(([left, right, from, to]) => {
       const line = svg.appendChild(document.createElementNS(SVG, "line"));
       line.setAttribute("y1", from);
@@ -136,7 +137,7 @@ function render({ model, el }) {
   function lay() {
     width = Math.max(320, root.clientWidth || 860);
     space = drawn() ? Math.round(clamp(scene.tall * Math.max(width, 620), 86, 460)) : 20;
-    rowHeight = lanes() ? clamp(Math.floor(360 / lanes()), 5, 26) : 0;
+    rowHeight = scene.lane_pixels;
     const all = scene.nodes.map((_, node) => place(node)); // how close two nodes come
     near = Math.min(...all.flatMap(([x, y], one) =>
       all.slice(one + 1).map(([right, down]) => Math.hypot(right - x, down - y))));

@@ -26,7 +26,8 @@ class Player(anywidget.AnyWidget):
         selected: number of the selected bar, or -1.
         movable: whether bars can be dragged to another place of their lane.
         timed, size: plots over the scene's time (left, right, top, bottom) in the picture that
-            follows on the page, and that picture's size, in pixels: its clock goes through them.
+            follows on the page, and that picture's size, in pixels,
+            and how high it is shown: its clock goes through them.
     """
 
     _esm = Path(__file__).with_name("player.js")

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.colors import to_rgb
 
+LANES_PIXELS = 250  # of all lanes together, where they are many
 LATER = 999  # the number of what is still to come, in JSON
 Steps = tuple[Sequence[float], Sequence[float]]
 """Times in their order, and the value from each of them on."""
@@ -179,6 +180,16 @@ class Scene:
         middles = [(item.start + item.end) / 2 for item in self.messages]
         return min(middles, key=lambda middle: abs(middle - self.end / 2), default=self.end)
 
+    @property
+    def lane_pixels(self) -> int:
+        """The height of a lane."""
+        return min(max(LANES_PIXELS // max(len(self.lanes), 1), 5), 26)
+
+    def pixels(self, width: int) -> int:
+        """The height in which the player draws it on a page this wide."""
+        upper = min(max(self.tall * width, 86), 460) if self.nodes or self.grids else 20
+        return round(upper) + (self.lane_pixels * len(self.lanes) + 22 if self.lanes else 0)
+
     def as_json(self) -> dict[str, Any]:
         """What the player takes: bars and messages column by column, messages by their start."""
         messages = sorted(self.messages, key=lambda message: message.start)
@@ -189,6 +200,7 @@ class Scene:
             "edges": [list(edge) for edge in self.edges],
             "messages": _columns(Message, messages),
             "lanes": list(self.lanes),
+            "lane_pixels": self.lane_pixels,
             "bars": _columns(Bar, self.bars),
             "kinds": [kind._asdict() | {"is_dark": kind.is_dark} for kind in self.kinds],
             "levels": [[list(times), list(values)] for times, values in self.levels],

@@ -1,5 +1,6 @@
 """A scene as a still picture, for readers without a kernel: what the player shows at one time."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ MORE, LESS = "#24679f", "#b8501c"  # of cells, as in player.js
 def still(scene: Scene, time: float | None = None, width: float = 9.6) -> Figure:
     """The scene as a figure, for readers without a kernel: at `time`, or at its `moment`."""
     at = scene.moment if time is None else time
-    lane = min(max(3.6 / max(len(scene.lanes), 1), 0.05), 0.26)
+    lane = scene.lane_pixels / 100  # inches
     is_drawn = bool(scene.nodes or scene.grids)
     heights = (max(scene.tall * width, 1.0) if is_drawn else 0, lane * len(scene.lanes))
     legend = 0.3 if scene.bars or scene.messages else 0.08
@@ -141,7 +142,7 @@ def _draw_space(axes: Axes, scene: Scene, time: float, inches: float) -> None:
 
 def _draw_lanes(axes: Axes, scene: Scene, time: float, inches: float) -> None:
     axes.set(xlim=(0, scene.end), ylim=(len(scene.lanes) - 0.5, -0.5))
-    every = max(1, round(0.13 / inches))
+    every = math.ceil(0.13 / inches)
     axes.set_yticks(range(0, len(scene.lanes), every), scene.lanes[::every])
     axes.tick_params(axis="y", length=0)
     first = f" {scene.unit}".rstrip()  # the unit stands at zero

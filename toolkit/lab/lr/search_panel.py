@@ -155,7 +155,8 @@ class SearchPanel(Panel):
     """
 
     title = "Watch a search think"
-    figure_size = (9.6, 6.8)
+    figure_size = (9.6, 6.4)
+    extra_rows = 1
     has_palette = True
     button = "Run to the end"
 

@@ -39,7 +39,7 @@ class ReturnPlot(SidePlot):
     """What the state returns for the key of each token, as cosine with that token's value."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        super().__init__(axes, side, "its key returns\nits value (cosine)", ylim=(-1.05, 1.05))
+        super().__init__(axes, side, "value returned\n(cosine)", ylim=(-1.05, 1.05))
         axes.set_yticks((-1, 0, LIKE, 1))
         axes.axhline(0, color=FAINT, linewidth=0.8)
         self.heading = axes.text(
@@ -66,7 +66,7 @@ class ReachPlot(SidePlot):
     drag = Drag("token", "x", -1)
 
     def __init__(self, axes: Axes, side: str) -> None:
-        super().__init__(axes, side, "effective memory\n(share of gradient)")
+        super().__init__(axes, side, "memory (share\nof gradient)")
         # A root: shares of one and of ninety per cent are both seen, and zero is there.
         axes.set_yscale("function", functions=(np.sqrt, np.square))
         axes.set(ylim=(0, 1.5), yticks=SHARES)
@@ -173,7 +173,7 @@ def reading_scene(view: Comparison) -> Scene:
         before = f"before it is written {', '.join(kept)} of the state's norm" if token else "empty"
         notes += [(token, f"“{word}”: {before}."), (token + 0.5, f"“{word}” is written.")]
     return Scene(
-        end=float(count), words=view.sentence(), unit="tokens", tall=0.2, grids=tuple(grids),
+        end=float(count), words=view.sentence(), unit="tokens", tall=0.17, grids=tuple(grids),
         notes=tuple(notes),
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ class MixerPanel(PlayedPanel):
     """
 
     title = "Two mixers read one text"
-    figure_size = (9.6, 6.1)
+    figure_size = (9.6, 4.35)
     time_control = "token"
 
     left = LEFT
@@ -232,7 +232,7 @@ class MixerPanel(PlayedPanel):
 
     def plots(self, figure: Figure) -> list[Plot]:
         grid = figure.add_gridspec(
-            3, 2, height_ratios=(1.15, 1.6, 0.8), left=0.095, right=0.9, top=0.9, bottom=0.155,
+            3, 2, height_ratios=(0.95, 1.9, 0.8), left=0.095, right=0.9, top=0.9, bottom=0.19,
             wspace=0.16, hspace=0.14,
         )  # fmt: skip
         return [

@@ -126,7 +126,7 @@ class PipelinePanel(PlayedPanel):
     """
 
     title = "A pipeline: who waits, for whom, and what does it hold meanwhile?"
-    figure_size = (9.6, 3.9)
+    figure_size = (9.6, 3.25)
     has_palette = True
     button = "Search or compile it"
     bar_control = "device"

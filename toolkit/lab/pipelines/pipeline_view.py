@@ -288,7 +288,7 @@ def scene_of(view: PipelineView) -> Scene:
         nodes=tuple(Node(f"device {d}" if schedule.devices < 10 else str(d), x, 0.5)
                     for d, x in enumerate(places)),
         edges=tuple({(min(link), max(link)) for link in links if link[0] != link[1]}),
-        tall=0.12, messages=tuple(messages),
+        tall=0.1, messages=tuple(messages),
         lanes=tuple(f"device {d}" for d in range(schedule.devices)), bars=tuple(bars),
         kinds=tuple(KINDS[kind] for kind in kinds),
         levels=tuple((times, [size / most for size in values]) for times, values in view.memory),

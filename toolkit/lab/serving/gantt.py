@@ -229,7 +229,7 @@ class RequestsPanel(PlayedPanel):
     """
 
     title = "Requests on two chips: who waits for whom?"
-    figure_size = (9.6, 4.0)
+    figure_size = (9.6, 3.3)
     has_palette = True
     bar_control = "request"
 
@@ -260,6 +260,6 @@ class RequestsPanel(PlayedPanel):
     scene = staticmethod(scene_of)
 
     places = (
-        (PagesPlot, (LANES_LEFT, 0.63, LANES_WIDTH, 0.27)),
-        (WaitsPlot, (LANES_LEFT, 0.16, LANES_WIDTH, 0.31)),
+        (PagesPlot, (LANES_LEFT, 0.67, LANES_WIDTH, 0.24)),
+        (WaitsPlot, (LANES_LEFT, 0.2, LANES_WIDTH, 0.32)),
     )

@@ -269,7 +269,7 @@ def mesh_scene(view: MeshView) -> Scene:
         [f"device {n}" for n in range(DEVICES)], names, [*map(float, range(end + 1))], shares,
     )  # fmt: skip
     return Scene(
-        end=float(end), words=view.sentence(), unit="arrays", tall=0.24, grids=(grid,),
+        end=float(end), words=view.sentence(), unit="arrays", tall=0.2, grids=(grid,),
         nodes=(Node("all", 0, 0.5), *device_nodes(view.axes, 0.1, 0.3)),
         edges=tuple((0, 1 + device) for device in range(DEVICES)),
         levels=(((0.0,), (0.0,)), *([(range(end + 1), filled)] * DEVICES)),
@@ -299,7 +299,7 @@ class MeshPanel(PlayedPanel):
     """
 
     title = "Who holds what?"
-    figure_size = (9.6, 5.8)
+    figure_size = (9.6, 5.1)
 
     mesh = MESH
     scheme = SCHEME
