@@ -19,6 +19,8 @@ from yardstick import slowness
 pytest.importorskip("anywidget")
 
 import ipywidgets as widgets
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
 
 from toolkit.lab import Lesson, Room, gather
 from toolkit.lab.kit.panel import WIDGET_VIEW
@@ -139,6 +141,19 @@ def test_long_work_says_how_long():
     prediction._button.click()
     assert "Working: about 40 s" in shown[0]
     assert "Working" not in texts_of(prediction)
+
+
+def test_a_cell_shows_that_it_works_until_it_ends():
+    shell, shown = InteractiveShell.instance(), CapturingDisplayPublisher()
+    shell.display_pub, shell.user_ns["lesson"] = shown, Lesson("attention_cost")
+    try:
+        for cell in ("lesson.working(6); 1 / 0", "1", "lesson.working(0.2)"):
+            shell.run_cell(cell)
+    finally:
+        InteractiveShell.clear_instance()
+    began, ended = (output["data"]["text/html"] for output in shown.outputs)
+    assert "Working: about 6 s" in began
+    assert ended == ""
 
 
 def test_an_old_box_takes_nothing_back():

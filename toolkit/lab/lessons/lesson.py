@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display
 
 from toolkit._checks import checked
@@ -91,19 +92,29 @@ class Lesson:
     def check(self, exercise: str, function: Callable[..., Any]) -> Verdict:
         """Check a learner's function for an exercise, and store the result."""
         judged = self.outline.exercise(exercise)
-        sign = working(judged.seconds)
-        shown = display(HTML(sign), display_id=True) if sign else None
+        self.working(judged.seconds)
         try:
             words, draw = judged.judge(function)
             is_right = True
         except WrongAnswer as wrong:
             is_right, words, draw = False, wrong.words, wrong.draw
         png = b"" if draw is None else png_of(draw)
-        if shown is not None:
-            shown.update(HTML(""))
         found = {"is_right": is_right, "words": words, "code": _code_of(function)}
         self.progress.add("check", exercise, **found, picture=as_base64(png))
         return Verdict(is_right, words, png, exercise)
+
+    def working(self, seconds: float) -> None:
+        """Show that the cell works, about so long, until it ends; nothing if it is short."""
+        if not (sign := working(seconds)):
+            return
+        shown, shell = display(HTML(sign), display_id=True), get_ipython()
+
+        def end(*_: Any) -> None:
+            shown.update(HTML(""))
+            shell.events.unregister("post_run_cell", end)
+
+        if shell is not None:
+            shell.events.register("post_run_cell", end)
 
     @checked
     def hint(self, exercise: str) -> None:
