@@ -105,16 +105,16 @@ class Lesson:
 
     def working(self, seconds: float) -> None:
         """Show that the cell works, about so long, until it ends; nothing if it is short."""
-        if not (sign := working(seconds)):
+        sign, shell = working(seconds), get_ipython()
+        if not sign or shell is None:
             return
-        shown, shell = display(HTML(sign), display_id=True), get_ipython()
+        shown: Any = display(HTML(sign), display_id=True)
 
         def end(*_: Any) -> None:
             shown.update(HTML(""))
             shell.events.unregister("post_run_cell", end)
 
-        if shell is not None:
-            shell.events.register("post_run_cell", end)
+        shell.events.register("post_run_cell", end)
 
     @checked
     def hint(self, exercise: str) -> None:

@@ -18,7 +18,9 @@ from toolkit.training.checkpoints.locks import locked
 FOLDER_VARIABLE = "TOOLKIT_PROGRESS"
 LONGEST_NAME = 100
 MOST_TRIES = 100_000
-EARLIER = dict.fromkeys(("causality_trap", "known_rates", "own_kernel"), "loops_rates_kernels")
+EARLIER: dict[str, str] = dict.fromkeys(
+    ("causality_trap", "known_rates", "own_kernel"), "loops_rates_kernels"
+)
 """Lessons that were one: their names, and its name."""
 _SUFFIXES = (".jsonl", ".json")
 KINDS = ("guess", "check", "hint", "learner")
