@@ -160,9 +160,10 @@ def save(params: Params, path: Path, record: dict[str, Any]) -> None:
 
 def load(path: Path = FILE) -> Params:
     """The parameters in a file, in float32."""
-    from safetensors.flax import load_file
+    from safetensors.numpy import load_file
 
-    return {name: x.astype(jnp.float32) for name, x in load_file(path).items()}
+    # Converted in NumPy, which compiles no program per shape.
+    return {name: jnp.asarray(x.astype(np.float32)) for name, x in load_file(path).items()}
 
 
 def main(path: Path) -> None:

@@ -126,7 +126,7 @@ def drop_view(
 ) -> DropView:
     """A system at a budget on a text; layer, head and question count from 1."""
     layers, answers = reading.read_sparsely(system, budget, context)
-    _, dense = reading.read_sparsely("oracle", context + 1, context)
+    dense = reading.dense_answers(context)
     layer, head, question = layer - 1, head - 1, question - 1
     by_mass, by_error = missed(layers[layer], question, head)
     return DropView(

@@ -12,11 +12,12 @@ Source: Gong et al. (2025), arXiv:2506.02572, and the released code for the norm
 """
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt16, UInt32
 
@@ -70,8 +71,7 @@ class HATA(Selector):
         """Hashes of queries, or of keys relative to their mean."""
         weights = self.weights
         if weights is None:
-            with jax.ensure_compile_time_eval():  # once, not in every step
-                weights = jax.random.normal(jax.random.key(self.seed), (x.shape[1], self.bits))
+            weights = _projection(self.seed, (x.shape[1], self.bits), jnp.result_type(float))
         is_above = x.astype(weights.dtype) @ weights > 0
         bits = is_above.reshape(x.shape[0], -1, WORD).astype(jnp.uint32)
         return (
@@ -144,6 +144,13 @@ class HATA(Selector):
     def index_bytes(self, index: Hashes, q: Array, length) -> Array:
         per_token = self.bits // 8 + (2 if self.uses_norms else 0)
         return length * per_token + q.shape[1] * self.bits * 4
+
+
+@cache
+def _projection(seed: int, shape: tuple[int, int], dtype) -> np.ndarray:
+    """Once, not in every step or trace; in NumPy, since a trace's array must not outlive it."""
+    with jax.ensure_compile_time_eval():
+        return np.asarray(jax.random.normal(jax.random.key(seed), shape, dtype))
 
 
 def _rounded(norms: Float[Array, "*shape"]) -> UInt16[Array, "*shape"]:
