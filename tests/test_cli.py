@@ -146,7 +146,7 @@ def test_bad_input_gets_a_readable_error(toolkit, tmp_path, arguments, words):
         ("plan --chips h100:4+a100:8 --save FILE", "save: got --save FILE with --chips"),
         ("plan --weights float8", "weights: got --weights float8 without --decode"),
         ("plan --collectives ring", "collectives: got --collectives ring without --topology"),
-        ("plan --verify v5e:2x2 --chips v5e:4x4", "chips: got --chips v5e:4x4 with a topology"),
+        ("plan --verify v5e:2x2 --chips v5e:4x4", "chips: got --chips v5e:4x4 with v5e:2x2 to"),
         ("plan --recipe llama-3-405b --batch 4", "batch: got --batch 4 with --recipe"),
         ("explain --plan FILE --loops 3", "loops: got --loops 3 with --plan"),
         ("bench gdn --minutes 3", "minutes: got --minutes 3.0 without --all"),

@@ -223,9 +223,9 @@ ad.primitive_transposes[_same_p] = _refuse_transpose
 batching.primitive_batchers[_same_p] = lambda arrays, axes: (_same_p.bind(*arrays), *axes)
 
 
-def gradient_only(tree: Any, name: str = "pallas") -> Any:
+def gradient_only(tree: Any, name: str = "pallas", message: str = "") -> Any:
     """Mark the inputs of a form with a gradient only: forward mode is refused when it runs."""
-    message = f'implementation="{name}" has no forward mode{_beside(name)}'
+    message = message or f'implementation="{name}" has no forward mode{_beside(name)}'
     return jax.tree.map(partial(_reverse_mode_only, message), tree)
 
 

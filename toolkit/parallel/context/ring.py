@@ -83,7 +83,8 @@ def ring_attention(
     if sliding_window is not None and sliding_window >= devices_along(axis) * q.shape[1]:
         sliding_window = None
     how = _How(axis, is_causal, is_zigzag, sliding_window, scale)
-    q, k, v = gradient_only((q, k, v), "ring attention", "; ulysses attention has.")
+    message = "ring attention has no forward mode; ulysses attention has."
+    q, k, v = gradient_only((q, k, v), message=message)
     out: Any = _ring(q, k, v, segment_ids, how)
     return out.astype(q.dtype)
 
