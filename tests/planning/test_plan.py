@@ -98,6 +98,7 @@ def test_plans_and_predictions_are_quick():
     deep = dataclasses.replace(MODELS["llama-3-8b"], pattern=" ".join(["full"] * 48))
     assert_quick(lambda: plan(deep, "v5p:8x8x8", batch=1024), 5, rounds=5)
     assert_quick(lambda: plan("llama-3-8b", "h100:3072", batch=6144), 5, rounds=3)
+    assert_quick(lambda: plan("llama-3.1-405b", "h100:3072", batch=3072), 5, rounds=3)
     predict("llama-3-8b", "h100:8", Strategy(fsdp=8), batch=8)
     batches = itertools.count(16, 8)
     assert_quick(

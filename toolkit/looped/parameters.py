@@ -216,9 +216,14 @@ def mixing_flops(word: str, config: LoopedConfig, context: int, *, whole: bool =
         (_, heads, *sizes), row = own, mixer(LAYERS[word].mixer or word)
     count = row.forward_flops if whole else row.step_flops
     # After batch, time, heads, key and value.
-    names = {*row.options, *list(inspect.signature(count).parameters)[5:]}
+    names = {*row.options, *_arguments_of(count)[5:]}
     options = {**row.options, **{name: chosen[name] for name in names if name in chosen}}
     return count(1, context, heads, *sizes, **options) / (context if whole else 1)
+
+
+@functools.cache
+def _arguments_of(count: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(count).parameters)
 
 
 @functools.lru_cache(maxsize=1024)

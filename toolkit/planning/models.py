@@ -75,6 +75,7 @@ def model_of(model: Any) -> LoopedConfig:
     return config
 
 
+@functools.lru_cache(maxsize=256)
 def kinds_of(config: LoopedConfig) -> tuple[tuple[str, str], ...]:
     """The words of every layer, of its mixer and of its feed-forward layer."""
     return tuple(zip(config.layers, config.feed_forward_words, strict=True))

@@ -84,8 +84,8 @@ class Prediction:
     def parts(self) -> Seconds:
         """Seconds of all layers, embedding and head, as if on one pipeline stage."""
         total = self.seconds_of_tables
-        for kind, count in Counter(self.kinds).items():
-            total += self.seconds_by_kind[kind].times(count)
+        for kind, found in self.seconds_by_kind.items():
+            total += found.times(self.kinds.count(kind))
         return total
 
     @cached_property
@@ -245,7 +245,9 @@ class Prediction:
     def seconds_by_kind(self) -> dict[tuple[str, str, str], Seconds]:
         """Seconds of a layer of each kind: mixer, feed-forward layer, recomputation."""
         sizes = self._sizes()
-        return {kind: layer_seconds(self.config, *kind, *sizes) for kind in set(self.kinds)}
+        return {
+            kind: layer_seconds(self.config, *kind, *sizes) for kind in dict.fromkeys(self.kinds)
+        }
 
     @cached_property
     def seconds_of_tables(self) -> Seconds:

@@ -242,7 +242,7 @@ class Strategy(Division):
             )
         if self.schedule in SHAPED_AS_V:
             return tuple((d, 2 * p - 1 - d) for d in range(p))
-        return tuple(tuple(c * p + d for c in range(self.chunks)) for d in range(p))
+        return tuple(tuple(range(d, p * self.chunks, p)) for d in range(p))
 
     @property
     def schedule_words(self) -> str:

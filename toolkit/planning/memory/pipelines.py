@@ -5,6 +5,7 @@ tables and the head's intermediates, whichever stage it has, and places for the 
 waiting activations of every kind of stage.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from toolkit.planning.memory.categories import (
     memory_of,
 )
 from toolkit.planning.memory.kept import waiting_per_token
-from toolkit.planning.memory.placing import stage_places, stores_of
+from toolkit.planning.memory.placing import places_in, rows_of, stores_of
 from toolkit.planning.memory.sizes import SOFTMAX, cache_bytes, channels
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.orders import most_waiting
@@ -32,20 +33,14 @@ def pipeline_memory(
     config: LoopedConfig, strategy: Strategy, batch: int, length: int, stages: Sequence[int]
 ) -> Memory:
     """Memory of the chip that holds most; `stages` are the layers of each stage."""
-    kinds, sizes = layer_kinds(config, strategy), (config, strategy, batch, length)
+    sizes = config, strategy, batch, length
     if strategy.pipeline == 1:
         return memory_of(*sizes)
-    ends = itertools.accumulate(stages)
-    looped = kinds * config.loops
-    words = tuple(looped[end - size : end] for end, size in zip(ends, stages, strict=True))
+    kinds, by_device = layer_kinds(config, strategy), strategy.stages_by_device
+    stores, largest, devices = _placed(kinds, config.loops, (*stages,), by_device)
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
     each = {kind: waiting_bytes(config, *kind, strategy, sequences, length) for kind in set(kinds)}
     alone = {kind: layer_memory(config, *kind, strategy, sequences, length).kept for kind in each}
-    # Every device has every store, each as large as the largest stage that uses it.
-    stores = stores_of(words)
-    largest: dict[int, Kinds] = {}
-    for store, mine in zip(stores, words, strict=True):
-        largest[store] = max(mine, largest.get(store, ()), key=len)
     # A tick takes one slot of every store out and puts it back.
     waiting = sum(
         (slots + 1) * sum(each[kind][at] for kind in largest[store])
@@ -60,19 +55,37 @@ def pipeline_memory(
     if strategy.slices > 1:
         stored = (
             sum(sequences * cache_bytes(config, word, strategy.tensor, length) for word, *_ in each)
-            for each in words
+            for each in largest.values()
         )
         waiting += CARRIED * max(stored)
-    rows, places, found = strategy.chunks // config.loops, stage_places(config, strategy), []
-    for device in range(strategy.pipeline):
-        layers = tuple(
+    found = (
+        (layers, waiting / (config.loops * sum(alone[kind] for kind in layers)))
+        for layers in devices
+    )
+    memories = (memory_of(*sizes, layers=layers, in_flight=share) for layers, share in found)
+    return max(memories, key=lambda memory: memory.total)
+
+
+@functools.lru_cache(maxsize=1024)
+def _placed(kinds: Kinds, loops: int, stages: tuple[int, ...], by_device: tuple):
+    """Each stage's store, the kinds of the layers of the largest stage in each store, and what
+    different devices have: the kinds of the layers in all their places."""
+    ends, looped = itertools.accumulate(stages), kinds * loops
+    words = tuple(looped[end - size : end] for end, size in zip(ends, stages, strict=True))
+    each, rows = len(by_device[0]) // loops, rows_of(stages, loops, by_device)
+    places = places_in([(word, fed) for word, fed, _ in kinds], rows)
+    devices = {
+        tuple(
             kinds[next(other for other in (layer, *place) if other is not None)]
             for _, place in places
-            for layer in place[device * rows : (device + 1) * rows]
+            for layer in place[device * each : (device + 1) * each]
         )
-        found.append((layers, waiting / (config.loops * sum(alone[kind] for kind in layers))))
-    memories = (memory_of(*sizes, layers=layers, in_flight=share) for layers, share in {*found})
-    return max(memories, key=lambda memory: memory.total)
+        for device in range(len(by_device))
+    }
+    stores, largest = stores_of(words), {}
+    for store, mine in zip(stores, words, strict=True):
+        largest[store] = max(mine, largest.get(store, ()), key=len)
+    return stores, largest, devices
 
 
 def slots_of(strategy: Strategy, stores: Sequence[int]) -> dict[int, tuple[int, int]]:
@@ -80,12 +93,10 @@ def slots_of(strategy: Strategy, stores: Sequence[int]) -> dict[int, tuple[int, 
     for the gradients of weights; `stores` are those of the stages."""
     if strategy.schedule not in ("1f1b", "gpipe"):
         return most_waiting(strategy, stores)
-    found: dict[int, tuple[int, int]] = {}
-    for stage, store in enumerate(stores):
-        ahead = strategy.pipeline - stage + strategy.slices - 1
-        ahead = ahead if strategy.schedule == "1f1b" else strategy.parts
-        found.setdefault(store, (min(ahead, strategy.parts), 0))
-    return found
+    if strategy.schedule == "gpipe":
+        return dict.fromkeys(stores, (strategy.parts, 0))
+    ahead = strategy.pipeline + strategy.slices - 1
+    return {store: (min(ahead - stores.index(store), strategy.parts), 0) for store in {*stores}}
 
 
 def stage_memory(

@@ -78,10 +78,15 @@ def layers_by_row(config, strategy):
     """For each row of a pipeline's weights, device by device, the numbers of its layers. A row
     serves one stage of every loop."""
     sizes = strategy.layers_by_stage(len(config.layers), config.loops)
-    ends, rows = list(itertools.accumulate(sizes)), strategy.stage_count // config.loops
+    return rows_of(sizes, config.loops, strategy.stages_by_device)
+
+
+def rows_of(sizes, loops, by_device):
+    """The same, from the layers of each stage and the stages of each device."""
+    ends, rows = list(itertools.accumulate(sizes)), len(sizes) // loops
     return tuple(
         tuple(range(ends[row] - sizes[row], ends[row]))
-        for mine in strategy.stages_by_device
+        for mine in by_device
         for row in mine
         if row < rows
     )
@@ -91,7 +96,11 @@ def stage_places(config, strategy):
     """The places for layers that every row of a pipeline has, since one program runs on all
     devices: of each kind of layer as many as the row with most of them. Each is (the words of the
     mixer and the feed-forward layer, for each row the number of its layer there, or None)."""
-    kinds, rows = kinds_of(config), layers_by_row(config, strategy)
+    return places_in(kinds_of(config), layers_by_row(config, strategy))
+
+
+def places_in(kinds, rows):
+    """The same, from the kind of each layer and the layers of each row."""
     return tuple(
         (kind, place)
         for kind in dict.fromkeys(kinds)

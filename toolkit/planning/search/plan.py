@@ -206,7 +206,7 @@ def searched(
     search = Search(config, where, batch, sequence_length, limit, constants, host)
     sizes = sequence_length, capacity
     ways = bases_of(config, where, batch, *sizes, beyond_built=host is not None)
-    bases = sorted(ways, key=search.floor)
+    bases = sorted(((search.floor(base), base) for base in ways), key=lambda pair: pair[0])
     if not bases:
         others = bases_of(config, where, where.chips, *sizes)  # all that divide the model
         batches = (nearest_multiple(batch, each.batch_shards) for each in others)
@@ -215,9 +215,9 @@ def searched(
             f"batch {batch} on {where.chips} chips: no cut divides the batch and the model; "
             f"nearest batch that works: {nearest}"
         )
-    for done, base in enumerate(bases, 1):
+    for done, (floor, base) in enumerate(bases, 1):
         # No later division is faster than those that will be shown.
-        if search.floor(base) > search.slowest:
+        if floor > search.slowest:
             break
         search.weigh(base)
         tell(done, len(bases))

@@ -17,7 +17,7 @@ from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.divisions import degrees_of, divisors, sharded_ways
 from toolkit.planning.search.layers import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, SCHEDULES, SPLIT, Strategy
-from toolkit.planning.time.pipelines import balanced
+from toolkit.planning.time.pipelines import balanced, cuts_by_size
 from toolkit.planning.time.step import layer_seconds
 
 RUNNERS_UP = 5
@@ -58,6 +58,12 @@ class Search:
         strategy = base.changed(**changes)
         return prediction_of(config, where, strategy, batch, length, limit, constants)
 
+    def _changed(self, known: Prediction, same: str, **changes) -> Prediction:
+        """With changes to the strategy on which that property does not depend."""
+        found = self.of(known.strategy, **changes)
+        vars(found)[same] = getattr(known, same)
+        return found
+
     def floor(self, base: Strategy) -> float:
         """Lower bound on the seconds with these degrees, without bubble and recomputation."""
         ways = sharded_ways(base, beyond_built=False)
@@ -67,11 +73,11 @@ class Search:
         """The fastest step with these degrees over microbatches, optimiser, head and
         recomputation."""
         for parts in divisors(self.given[2] // base.batch_shards):
-            fastest = [
-                self.of(base, microbatches=parts, head_chunks=chunks, **sharded)
-                for sharded in sharded_ways(base, self.beyond_built)
-                for chunks in sorted({1, self.chunks})
-            ]
+            fastest = []
+            for sharded in sharded_ways(base, self.beyond_built):
+                fastest.append(whole := self.of(base, microbatches=parts, **sharded))
+                if self.chunks > 1:
+                    fastest.append(self._changed(whole, "seconds_by_kind", head_chunks=self.chunks))
             # More microbatches never send less.
             if min(map(_mean_seconds, fastest)) > self._bar(base):
                 break
@@ -87,7 +93,9 @@ class Search:
             self.piped.append((_mean_seconds(fastest), fastest))
         if _mean_seconds(fastest) * even >= bar:
             return
-        found = [fastest, *(self.of(base, recompute=each) for each in RECOMPUTE[1:])]
+        again = RECOMPUTE[1:]
+        changed = (self._changed(fastest, "seconds_of_tables", recompute=each) for each in again)
+        found = [fastest, *changed]
         if base.pipeline > 1:
             self.staged += [(_mean_seconds(each) * even, each) for each in found]
         if fastest.least_seconds >= bar:
@@ -150,17 +158,26 @@ class Search:
 
     def slice(self) -> None:
         """Cut the sequences of the pipelines that may be fastest, in the order of 1F1B."""
-        few = []
+        ways = []
         for mean, each in self.piped:
             base = each.strategy
             for slices in SLICES:
                 tasks = 3 * base.stage_count * base.microbatches * slices
-                if base.chunks > 1 or tasks > MOST_SIMULATED or mean >= self._bar(base):
-                    continue
-                cut = base.changed(slices=slices)
-                about = _mean_seconds(self.of(cut)) * (1 + (base.pipeline - 1) / cut.parts)
-                if about < self._bar(base) and self._can_cut(cut):
-                    few.append((about, cut))
+                # Slices never shorten the work, only the bubble.
+                least = mean * (1 + (base.pipeline - 1) / base.microbatches / slices)
+                if base.chunks == 1 and tasks <= MOST_SIMULATED and least < self._bar(base):
+                    ways.append((least, base.changed(slices=slices)))
+        few: list[tuple[float, Strategy]] = []
+        known: dict[Strategy, Prediction] = {}  # with a whole head
+        for least, cut in sorted(ways, key=lambda pair: pair[0]):
+            if len(few) >= LOOKED_AT and least > few[LOOKED_AT - 1][0]:
+                break
+            whole = cut.changed(head_chunks=1)
+            known.setdefault(whole, self.of(whole))
+            found = self._changed(known[whole], "seconds_by_kind", head_chunks=cut.head_chunks)
+            about = _mean_seconds(found) * (1 + (cut.pipeline - 1) / cut.parts)
+            if about < self._bar(cut) and self._can_cut(cut):
+                bisect.insort(few, (about, cut), key=lambda pair: pair[0])
         self._try_few(few)
 
     def _try_few(self, few: list[tuple[float, Strategy]]) -> None:
@@ -270,23 +287,26 @@ def _balanced(even: Prediction) -> Prediction | None:
     kinds = tuple(layer_kinds(config, strategy))
     if len(set(kinds)) > 1 or config.loops > 1:
         return None
-    slowdown, count = even.constants.slowdown, len(kinds)
+    slowdown, count, last = even.constants.slowdown, len(kinds), strategy.pipeline - 1
+    sizes_of_stage = range(1, count + 1)
 
     @functools.cache
-    def seconds(stage, layers):
-        return even.stage_seconds(stage, 0, layers).total(slowdown)
+    def seconds(stage):
+        if 1 < stage < last:  # inner stages are alike
+            return seconds(1)
+        took = (even.stage_seconds(stage, 0, size) for size in sizes_of_stage)
+        return cuts_by_size([each.total(slowdown) for each in took])
 
     @functools.cache
-    def memory(stage, layers):
-        return stage_memory(config, strategy, *sizes, stage, kinds[:layers]).total
+    def memory(stage):
+        found = [math.inf] * count
+        for size in sizes_of_stage:  # of more layers than one too many nothing need be known
+            found[size - 1] = stage_memory(config, strategy, *sizes, stage, kinds[:size]).total
+            if found[size - 1] > even.limit:
+                break
+        return cuts_by_size(found)
 
-    found = balanced(
-        count,
-        strategy.pipeline,
-        lambda stage, start, end: seconds(stage, end - start),
-        lambda stage, start, end: memory(stage, end - start),
-        even.limit,
-    )
+    found = balanced(count, strategy.pipeline, seconds, memory, even.limit)
     if found is None or found == even.stages:
         return None
     return prediction_of(

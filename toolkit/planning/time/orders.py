@@ -194,14 +194,18 @@ def least_through(
     passes are whole, before the way back to the first."""
     count, is_split = strategy.parts, strategy.is_split
     there = back = least = 0.0
-    ways = []
+    ways, took = [], {}
     for part in busy:
+        if id(part) not in took:  # equal stages share their seconds
+            forward, backward = part.forward_total(slowdown), part.backward_total(slowdown)
+            took[id(part)] = forward / count + hop, backward / count + hop, part.total(slowdown)
         ways.append((there, back))
-        there += part.forward_total(slowdown) / count + hop
-        back += part.backward_total(slowdown) / count + hop
-    updates = [sum(busy[s].update for s in mine) for mine in strategy.stages_by_device]
-    for mine, update in zip(strategy.stages_by_device, updates, strict=True):
-        work = sum(busy[s].total(slowdown) for s in mine) - update
+        there += took[id(part)][0]
+        back += took[id(part)][1]
+    by_device = strategy.stages_by_device
+    updates = [sum(busy[s].update for s in mine) for mine in by_device]
+    for mine, update in zip(by_device, updates, strict=True):
+        work = sum(took[id(busy[s])][2] for s in mine) - update
         there, back = ways[mine[0]]
         least = max(least, there + work + update)
         if not is_split:

@@ -4,6 +4,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from toolkit._checks import checked
 
 MOST_STAGES = 4096
@@ -11,7 +13,8 @@ MOST_CUTS = 1 << 26  # stages x layers^2
 MOST_TASKS = 1 << 22  # stages x microbatches
 PERIODIC = 1e-12  # relative tolerance for equal delays
 
-Of = Callable[[int, int, int], float]
+# Of a stage, [first layer, end]; infinite where it would have no layer.
+Cuts = Callable[[int], np.ndarray]
 
 
 @checked
@@ -148,8 +151,8 @@ def cut_evenly(weights: Sequence[float], stages: int) -> tuple[int, ...]:
         raise ValueError(f"stages must be 1 to {min(count, MOST_STAGES)}, the layers; got {stages}")
     if min(weights) < 0:
         raise ValueError("weights must not be negative")
-    sums = [0.0, *itertools.accumulate(weights)]
-    found = _lightest(count, stages, lambda _, start, end: sums[end] - sums[start])
+    cuts = _cuts_of_sums(weights)
+    found = _lightest(count, stages, lambda _: cuts)
     assert found is not None
     return found[1]
 
@@ -194,25 +197,19 @@ def balance_stages(
         raise ValueError(f"memory must have {count} numbers per stage, one for each layer")
     if min(seconds) < 0 or min(map(min, memory)) < 0 or limit < 0:
         raise ValueError("seconds, memory and limit must not be negative")
-    times = [0.0, *itertools.accumulate(seconds)]
-    sums = [[0.0, *itertools.accumulate(row)] for row in memory]
+    times = _cuts_of_sums(seconds)
     return balanced(
-        count,
-        stages,
-        lambda _, start, end: times[end] - times[start],
-        lambda stage, start, end: sums[stage][end] - sums[stage][start],
-        limit,
+        count, stages, lambda _: times, lambda stage: _cuts_of_sums(memory[stage]), limit
     )
 
 
 def balanced(
-    count: int, stages: int, seconds: Of, memory: Of, limit: float
+    count: int, stages: int, seconds: Cuts, memory: Cuts, limit: float
 ) -> tuple[int, ...] | None:
-    """`balance_stages` for functions (stage, first layer, end) -> seconds and bytes."""
+    """`balance_stages` for tables of the seconds and bytes of every cut of a stage."""
 
-    def fitting(stage: int, start: int, end: int) -> float:
-        took = seconds(stage, start, end)
-        return took if memory(stage, start, end) <= limit else math.inf
+    def fitting(stage: int) -> np.ndarray:
+        return np.where(memory(stage) <= limit, seconds(stage), math.inf)
 
     found = _lightest(count, stages, fitting)
     if found is None:
@@ -221,27 +218,37 @@ def balanced(
     lightest = _lightest(
         count,
         stages,
-        lambda *cut: memory(*cut) if fitting(*cut) <= slowest else math.inf,
+        lambda stage: np.where(fitting(stage) <= slowest, memory(stage), math.inf),
     )
     assert lightest is not None
     return lightest[1]
 
 
-def _lightest(count: int, stages: int, weight: Of) -> tuple[float, tuple[int, ...]] | None:
+def cuts_by_size(by_size: Sequence[float]) -> np.ndarray:
+    """[first layer, end], from what a stage of 1, 2, ... equal layers has; infinite where a stage
+    would have none."""
+    ends = np.arange(len(by_size) + 1)
+    return np.array([math.inf, *by_size])[np.maximum(ends - ends[:, None], 0)]
+
+
+def _cuts_of_sums(each: Sequence[float]) -> np.ndarray:
+    """[first layer, end], from what each layer has; infinite where a stage would have none."""
+    sums = np.array([0.0, *itertools.accumulate(each)])
+    return np.where(np.tri(len(sums), dtype=bool), math.inf, sums - sums[:, None])
+
+
+def _lightest(count: int, stages: int, weights: Cuts) -> tuple[float, tuple[int, ...]] | None:
     """The weight of the heaviest stage and the stages' sizes; None if all weights are infinite."""
-    best, cuts = [0.0, *[math.inf] * count], []
+    best, cuts = np.array([0.0, *[math.inf] * count]), []
     for stage in range(stages):
-        found = []
-        for end in range(count + 1):
-            starts = (start for start in range(end) if best[start] < math.inf)
-            pairs = ((max(best[start], weight(stage, start, end)), start) for start in starts)
-            found.append(min(pairs, default=(math.inf, 0)))
-        best = [value for value, _ in found]
-        cuts.append([cut for _, cut in found])
+        heaviest = np.maximum(best[:, None], weights(stage))
+        cuts.append(heaviest.argmin(axis=0))
+        best = heaviest.min(axis=0)
     if best[count] == math.inf:
         return None
     sizes, end = [], count
     for row in reversed(cuts):
-        sizes.append(end - row[end])
-        end = row[end]
-    return best[count], tuple(reversed(sizes))
+        start = int(row[end])
+        sizes.append(end - start)
+        end = start
+    return float(best[count]), tuple(reversed(sizes))
