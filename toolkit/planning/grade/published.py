@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from toolkit.looped import LoopedConfig, active_parameter_count
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
@@ -316,10 +318,9 @@ def grade_published(path: Path) -> str:
     it did not contribute; then what is not modelled."""
     rows, refused = graded_rows(path)
     table = [("source", "chip", "rows", "error", "rank", "error, held out", "rank, held out")]
-    apart: list[float] = []
     ordered: list[Published] = []
-    seconds: list[float] = []
-    for (source, chip), mine in by_group(rows).items():
+    apart, seconds = list[float](), list[float]()
+    for (source, chip), mine in tqdm(by_group(rows).items(), unit="group", disable=None):
         constants = fit_chip(rows, chip, source)
         usual, held_out = score_with(mine, None), score_with(mine, constants)
         apart.append(held_out.error)

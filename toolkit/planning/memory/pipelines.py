@@ -26,7 +26,7 @@ CARRIED = 2  # caches between slices: one on its way forward, and one of gradien
 # Activations that arrived and wait: of schedules that run all forward passes first, every
 # microbatch's. And those that a tick moves: one sent, two that arrive, one that is overwritten.
 LATE, WAITS, MOVING = ("gpipe", "breadth-first"), 2, 4
-Kinds = Sequence[tuple[str, str, str]]
+Kinds = tuple[tuple[str, str, str], ...]
 
 
 def pipeline_memory(
