@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiers import by_night
-from yardstick import assert_quick
 
 from toolkit.attention.sparse import FixedTokens, build, decode_step, output_error, update
 from toolkit.experiments.tasks import Retrieval
 from toolkit.lab.sparsity import drop as views
-from toolkit.lab.sparsity import reading
 from toolkit.lab.sparsity.drop import drop_view, missed
 from toolkit.lab.sparsity.reading import (
     SYSTEMS,
@@ -27,8 +25,6 @@ from toolkit.lab.sparsity.reading import (
 # They read a text of a thousand tokens, and compile every system.
 slow = pytest.mark.slow
 CONTEXT = 1024
-# Of processor time, which two idle cores share: 5.1-5.7 measured, 6.4-6.6 with a text drawn by JAX.
-FIRST_DRAW_SECONDS = 6
 
 
 def view_of(**changes):
@@ -125,20 +121,3 @@ def test_the_recorded_texts_are_those_drawn():
     np.testing.assert_array_equal(drawn.targets[0, CONTEXT::2], text.answers)
     _, everything = read_sparsely("oracle", CONTEXT + 1, CONTEXT)
     np.testing.assert_array_equal(dense_answers(CONTEXT), everything)
-
-
-@pytest.mark.nightly
-def test_a_long_text_is_soon_drawn():
-    def draw_anew():
-        """As in a fresh process: without compiled programs, and without what is remembered."""
-        jax.clear_caches()
-        for function in (read_text, read_sparsely, dense_answers, index_of, reading.units_of):
-            function.cache_clear()
-        view_of(budget=128, context=reading.CONTEXTS[-1])
-
-    keeps_programs = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        assert_quick(draw_anew, FIRST_DRAW_SECONDS, what="the first draw", rounds=6)
-    finally:
-        jax.config.update("jax_enable_compilation_cache", keeps_programs)
