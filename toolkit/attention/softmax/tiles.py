@@ -130,8 +130,10 @@ class Tiles(NamedTuple):
             is_last = (tile.j + 1) * self.tiling.key_tile >= self._reach(tile.head, tile.i)[1]
             return lax.select(is_last, self._entry(row), number + 1), carry
 
-        start = self._entry(jnp.uint32(0)), carry
-        return lax.while_loop(lambda state: state[0] < end, body, start)[1]
+        # In `shard_map` the first number varies over the axes that the others do.
+        stop = self._reach(jnp.int32(0), jnp.int32(0))[1]
+        first = self._entry(jnp.uint32(0)) + jnp.zeros_like(stop, jnp.uint32)
+        return lax.while_loop(lambda state: state[0] < end, body, (first, carry))[1]
 
     def at(self, number: Array) -> "Tile":
         """The tile of a number, which is unsigned: dividing it is cheaper."""
