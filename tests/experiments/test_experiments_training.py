@@ -15,9 +15,9 @@ from toolkit.experiments import (
     Workspace,
     load_experiment,
     run_experiment,
-    synthetic,
 )
-from toolkit.experiments.synthetic import Recipe, train
+from toolkit.experiments.kit import synthetic
+from toolkit.experiments.kit.synthetic import Recipe, train
 from toolkit.experiments.tasks import WordProblem
 from toolkit.looped import LoopedConfig
 

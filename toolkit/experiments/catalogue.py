@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, str] = {
     "mqar": "many keys to look up: a fixed state, a window, a hybrid",
     "convert": "a softmax teacher becomes a hybrid: what is kept, and which layers",
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
+    "hybrid": "text, twenty seeds: one attention layer among gated delta nets, or attention alone",
     "latent": "a small DeepSeek cut over devices: what slices of its latents cost, and aligning",
     "sparse": "sparse decoding: needles found, mass kept, bytes read, system by system",
     "gradients": "gradients in fewer bytes: feedback, local steps, sparse rows, greedy choices",

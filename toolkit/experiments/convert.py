@@ -22,8 +22,8 @@ from toolkit.conversion.student import restore
 from toolkit.experiments.kit.chart import LOOKS, caption_below, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Stopped, Workspace
 from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.synthetic import Recipe, train
 from toolkit.experiments.kit.verdicts import Claim, above, in_words
-from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import MultiQueryRecall
 from toolkit.looped import LoopedConfig, LoopedLM
 

@@ -19,6 +19,7 @@ from toolkit.experiments.kit.results import Outcome, Results
 from toolkit.experiments.kit.verdicts import Claim, below, in_words
 from toolkit.figures import short
 from toolkit.language import (
+    TrainedModel,
     TrainingRun,
     next_byte_loss,
     train_language_model,
@@ -46,11 +47,11 @@ CONTENDERS = {
 CONTEXTS = (1024, 4096, 16384, 32768)
 DECODED = 32  # tokens timed at each context
 STEPS, BATCH, TIME = 600, 16, 128
-_PERPLEXITY = "perplexity"
+PERPLEXITY = "perplexity"
 _DECODE = "decode tokens/s by context"
 
 
-def _model(pattern: str, loops: int) -> LoopedConfig:
+def matched_model(pattern: str, loops: int) -> LoopedConfig:
     sizes = {"width": 64, "heads": 2, "feed_forward_multiple_of": 8}
     plain = LoopedConfig.tiny(CONTENDERS["plain"][0], **sizes)
     return match_parameters(LoopedConfig.tiny(pattern, loops=loops, **sizes), plain, tolerance=0.02)
@@ -73,7 +74,8 @@ class LanguageSetting:
     time: int = TIME
 
 
-def _execute(setting: LanguageSetting, seed: int, workspace: Workspace) -> Outcome:
+def trained(setting: LanguageSetting, seed: int, workspace: Workspace) -> TrainedModel:
+    """The setting's model after its steps, from the last checkpoint in the workspace."""
     run = TrainingRun(
         setting.model,
         "prose",
@@ -82,27 +84,39 @@ def _execute(setting: LanguageSetting, seed: int, workspace: Workspace) -> Outco
         sequence_length=setting.time,
         seed=seed,
     )
-    trained = train_language_model(
+    result = train_language_model(
         run,
         workspace.directory / "training",
         corpus=_corpus(),
         callback=lambda row: workspace.progress(0.9 * row["step"] / setting.steps),
         is_progress_shown=False,
     )
-    if trained.stopped_by is not None:
+    if result.stopped_by is not None:
         raise Stopped
-    evaluated = [row for row in trained.history if "evaluation_loss" in row]
-    # A call's median: the first one compiles.
-    seconds = np.median([row["seconds"] / LOG_EVERY for row in trained.history])
+    return result
+
+
+def perplexities(result: TrainedModel) -> Outcome:
+    """The perplexity of held-out bytes, at the end and by step, and the model's size."""
+    evaluated = [row for row in result.history if "evaluation_loss" in row]
     return {
-        _PERPLEXITY: np.exp(trained.evaluation_loss),
-        "training tokens/s": setting.batch * setting.time / seconds,
-        "training memory": _training_bytes(setting) / 2**20,
-        "parameters": parameter_count(setting.model),
-        "seconds": sum(row["seconds"] for row in trained.history),
+        PERPLEXITY: np.exp(result.evaluation_loss),
+        "parameters": parameter_count(result.model.config),
         "step": [row["step"] for row in evaluated],
         "perplexity by step": [np.exp(row["evaluation_loss"]) for row in evaluated],
-        _DECODE: [_decode_rate(trained.model, context) for context in CONTEXTS],
+    }
+
+
+def _execute(setting: LanguageSetting, seed: int, workspace: Workspace) -> Outcome:
+    result = trained(setting, seed, workspace)
+    # A call's median: the first one compiles.
+    seconds = np.median([row["seconds"] / LOG_EVERY for row in result.history])
+    return {
+        **perplexities(result),
+        "training tokens/s": setting.batch * setting.time / seconds,
+        "training memory": _training_bytes(setting) / 2**20,
+        "seconds": sum(row["seconds"] for row in result.history),
+        _DECODE: [_decode_rate(result.model, context) for context in CONTEXTS],
     }
 
 
@@ -151,7 +165,7 @@ def _stays_fast(results: Results) -> tuple[np.ndarray, str]:
 
 
 def _claim(text: str, winner: str, loser: str) -> Claim:
-    return Claim(text, below(_PERPLEXITY, [winner], [loser], 3))
+    return Claim(text, below(PERPLEXITY, [winner], [loser], 3))
 
 
 def _draw(results: Results, caption: str):
@@ -173,12 +187,12 @@ EXPERIMENT = Experiment(
     name="language",
     title="Plain, looped, linear, hybrid: which order appears on text?",
     settings={
-        label: LanguageSetting(_model(pattern, loops))
+        label: LanguageSetting(matched_model(pattern, loops))
         for label, (pattern, loops) in CONTENDERS.items()
     },
     execute=_execute,
     columns=(
-        Column(_PERPLEXITY),
+        Column(PERPLEXITY),
         Column("training tokens/s", "token/s", 0),
         Column("training memory", "MiB", 1),
         Column("parameters", "1", 0),

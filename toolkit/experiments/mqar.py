@@ -6,8 +6,8 @@ MQAR at a size that two cores can learn. Every model has two layers of the same 
 from toolkit.experiments.kit.chart import caption_below, draw_bar, draw_curves, looks, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.synthetic import Recipe, train
 from toolkit.experiments.kit.verdicts import Claim, above, below
-from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import MultiQueryRecall
 from toolkit.looped import LoopedConfig
 

@@ -15,8 +15,8 @@ from flax import nnx
 from toolkit.experiments.kit.chart import caption_below, draw_curves, looks, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.synthetic import Recipe, train
 from toolkit.experiments.kit.verdicts import Claim, in_words
-from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import Needle
 from toolkit.looped import LoopedConfig, tokens_reached
 

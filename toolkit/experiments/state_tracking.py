@@ -12,7 +12,7 @@ import numpy as np
 from toolkit.experiments.kit.chart import caption_below, draw_curves, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Outcome, Results
-from toolkit.experiments.synthetic import Recipe, train
+from toolkit.experiments.kit.synthetic import Recipe, train
 from toolkit.experiments.tasks import WordProblem
 from toolkit.looped import LoopedConfig
 
