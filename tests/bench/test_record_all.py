@@ -101,3 +101,30 @@ def test_the_page_of_results_says_what_was_recorded():
             assert f"{1e3 * found:.3g}" == f"{float(cell[:-3]):.3g}", (case, contender)
             count += 1
     assert count == 13
+    kernels = [x for x in records if x.name.startswith("kernel cuda ")]
+    assert [x.check for x in kernels] == ["passed"] * 34
+    assert "All 34 kernels were right" in page
+    softmax = "softmax forward+backward causal B=4 T=4096 H=16/4 D=128 bfloat16 | 1 cores | "
+    latent = "latents of 576, H=16 B=8 context=32768 bfloat16 | 1 cores | "
+    for name, milliseconds in {
+        softmax + "toolkit, cudnn": 2.6, softmax + "toolkit": 30.8, softmax + "jax.nn, xla": 26.2,
+        latent + "toolkit, pallas": 0.24, latent + "toolkit, xla": 0.40,
+        latent + "jax.nn.dot_product_attention": 0.38,
+    }.items():  # fmt: skip
+        assert 1e3 * seconds[name] == pytest.approx(milliseconds, rel=0.02), name
+    ratios = {}
+    for system, ours, xla in (
+        ("quest", 0.191, 0.174), ("tactic", 0.208, 0.217), ("hata", 0.963, 0.982),
+        ("pqcache", 0.948, 0.929), ("tactic to mass 0.9", None, None),
+    ):  # fmt: skip
+        case = f"{system}, B=1 H=32/8 D=128 context=131072 bfloat16 | 1 cores | "
+        gathered = seconds[f"{case}{system}, gathered by xla"]
+        ratios[system] = seconds[case + "dense"] / gathered
+        if ours is not None:
+            assert seconds[f"{case}{system}, pallas"] * 1e3 == pytest.approx(ours, abs=6e-4)
+            assert gathered * 1e3 == pytest.approx(xla, abs=6e-4)
+            assert gathered / seconds[f"{case}{system}, pallas"] < 1.045
+    assert [round(ratios[x], 1) for x in ("quest", "tactic")] == [2.1, 1.6]
+    assert max(ratios[x] for x in ("hata", "pqcache", "tactic to mass 0.9")) < 1
+    sale = "sale prefill, B=1 H=32/8 D=128 context=131072 bfloat16 | 1 cores | "
+    assert [round(1e3 * seconds[sale + x]) for x in ("sale, pallas", "dense")] == [413, 249]

@@ -125,7 +125,14 @@ def test_the_page_says_the_verdict_of_paired_seeds(tmp_path, capsys, differences
 def test_the_page_in_the_docs_says_what_its_record_says():
     folder = Path(__file__).parents[2] / "data/comparisons/looped-hybrid"
     comparison, tried, lines = load_comparison(folder)
-    final = comparison.final(comparison.best_rates(tried))
+    best = comparison.best_rates(tried)
+    assert best == {label: comparison.grid(label)[-1] for label in comparison.contenders}
+    assert comparison.rates == 3
+    for run in comparison.contenders.values():
+        assert (run.steps, run.batch * run.sequence_length, run.config.vocabulary) == (
+            200, 1024, 512,
+        )  # fmt: skip
+    final = comparison.final(best)
     (verdict,) = final.verdicts(results_of(lines, final))
     assert (verdict.word, verdict.seeds) == ("not shown", 8)
     assert verdict.interval[0] < 0 < verdict.interval[1]

@@ -88,6 +88,7 @@ def test_what_the_page_on_searches_says_of_pairs():
     assert found == pytest.approx([0.013, 0.004, 0, 0, 0], abs=5e-4)
     assert np.mean(found) == pytest.approx(0.003, abs=5e-4)
     assert at_the_top["gru"] == 7
+    assert (len(MUON) * len(ADAM), len(WORKLOADS), muon.STEPS, muon.MATTERS) == (42, 5, 300, 0.02)
     verdicts = EXPERIMENT.verdicts(results)
     assert {verdict.word for verdict in verdicts} == {"void"}
     joint, turns, thrice = (verdict.interval for verdict in verdicts)

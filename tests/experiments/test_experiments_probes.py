@@ -56,6 +56,8 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert RATES[ours] / RATES[right] == pytest.approx(4.6, abs=0.05)
     assert shares[ANEW][ours] == pytest.approx(0.41, abs=0.005)
     assert shares[ENDS][right] == pytest.approx(0.01, abs=0.005)
+    assert {len(results.samples(name, ANEW)) for name in WORKLOADS} == {5}
+    assert len(WORKLOADS) == 4
     margins, _ = probes._halving(results)
     assert 20 * (margins + 0.5).mean() == pytest.approx(19)
     assert probes.PROBE - probes.THIRD == 13  # of one candidate of three

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,15 @@ def test_what_the_page_of_results_says_is_left_to_run():
     assert found == pytest.approx(0.87, abs=0.02)
     hours = 25 * results.paired("seconds", both).mean(1).sum() / 3600
     assert hours == pytest.approx(3.6, abs=0.05)
-    assert load_experiment("transfer").minutes == 50 * 60
+    transfer = load_experiment("transfer")
+    assert transfer.minutes == 50 * 60
+    runs = read_runs(folder / "transfer.jsonl", transfer)
+    counts = Counter(line["label"] for line in runs if line["label"].endswith(": 512 x 16"))
+    assert counts.pop("search: 512 x 16") == 5
+    assert {*counts.values()} == {1, 2}
+    labels = {line["label"] for line in runs}
+    assert not [x for x in labels if "hypersphere" in x or x.endswith((": 512 x 2", ": 64 x 16"))]
+    assert all("H100" in line["environment"]["device"] for line in runs)
 
 
 def test_what_a_docstring_says_of_tails_is_in_the_record():

@@ -96,6 +96,9 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert abs(found[transfer.COUPLED].mean() - found[MUP].mean()) < 0.02
     assert found[MUP].mean() < found[transfer.LONG].mean() < found[STANDARD].mean()
     assert found[transfer.SEARCH].mean() == pytest.approx(2.25, abs=0.005)
+    assert len(found[transfer.SEARCH]) == 5
+    assert {verdict.word for verdict in experiment.verdicts(results)} == {"not shown"}
+    assert (SIZES[0], large) == ((64, 2), (512, 16))
 
 
 def results_rules(results):

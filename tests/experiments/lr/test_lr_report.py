@@ -10,7 +10,8 @@ import pytest
 from toolkit.experiments import load_experiment
 from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import MissingResultError, Results
-from toolkit.experiments.lr.experiment import BUDGETS, _cells
+from toolkit.experiments.lr.evaluation import EVALUATION
+from toolkit.experiments.lr.experiment import AREA_THAT_MATTERS, BUDGETS, _cells
 from toolkit.experiments.lr.methods import AUTOLRS_FREE, METHODS, ORACLE_GRID, PEAK
 from toolkit.experiments.lr.report import (
     DEFAULT,
@@ -127,6 +128,7 @@ def test_what_the_page_on_searches_says_of_the_record():
     results = results_of(lines, experiment)
     found = _cells(results)
     factors = factors_of(DEFAULT, found)
+    assert (len(EVALUATION), AREA_THAT_MATTERS, GOAL) == (10, 0.05, 1.1)
     assert len(factors) == 16
     assert [sum(factor <= most for factor in factors.values()) for most in (GOAL, 1.5)] == [2, 9]
     assert factors["autoencoder 1000"] == pytest.approx(14, abs=0.5)
