@@ -324,11 +324,16 @@ def test_rescaling_less_often_changes_nothing_but_the_count():
         scores = numbers(0, rows, keys) + np.linspace(0, 6, keys)
         values = numbers(1, keys, VALUE)
         wanted = jax.nn.softmax(scores, axis=-1) @ values
-        counts = []
+        counts, of_random = [], []
         for slack in (0.0, 8 * np.log(2)):
             out, lse, rescales = online_softmax(scores, values, tile=16, slack=slack)
             assert_close((out, lse), (wanted, jax.nn.logsumexp(scores, axis=-1)), 1e-13)
             counts.append(int(rescales.sum()))
+            random = online_softmax(3 * numbers(2, rows, keys), values, tile=16, slack=slack)
+            of_random.append(random.rescales.mean())
+    # Of 11 maxima of random tiles about ln 11 are the largest so far.
+    assert of_random[0] == pytest.approx(np.log(11), rel=0.2)
+    assert of_random[1] < of_random[0] / 5
     padded = np.pad(scores, ((0, 0), (0, -keys % 16)), constant_values=-9)
     largest = np.maximum.accumulate(padded.reshape(rows, -1, 16).max(axis=2), axis=1)
     assert counts[0] == np.sum(np.diff(largest, axis=1) > 0)

@@ -36,6 +36,17 @@ def test_decode_grows_only_for_full_softmax() -> None:
     assert slope(curves["window"]) == slope(curves["gdn"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("phase", "head_size", "they_cross"),
+    [(PREFILL, 64, True), (PREFILL, 256, True), (DECODE, 64, False), (DECODE, 256, True)],
+)
+def test_where_the_lines_cross(phase: str, head_size: int, they_cross: bool) -> None:
+    view = costs(machine=MACHINE, unit="seconds", **SIZES | {"head_size": head_size})
+    softmax, delta = view.curves[phase]["full"], view.curves[phase]["gdn"]
+    assert (softmax[0] < delta[0]) == they_cross
+    assert softmax[-1] > delta[-1]
+
+
 def test_time_is_the_roofline_of_operations_and_bytes() -> None:
     by_unit = {unit: costs(machine=MACHINE, unit=unit, **SIZES) for unit in ("FLOP", "bytes")}
     time = costs(machine=MACHINE, unit="seconds", **SIZES)

@@ -97,6 +97,10 @@ def test_a_run_ends_with_everything_everywhere(name, collective):
     np.testing.assert_array_equal(run.shares[-1], np.ones((ranks, ranks)))
     assert (np.diff(run.shares, axis=0) >= 0).all()
     assert (np.diff(run.ends) > 0).all()
+    # A rank sends one chunk to a neighbour in a round, by a double cable too.
+    of_dgx1 = to_program(trees_of("dgx1", collective, "trees", 0, 1.0))
+    for moved in of_dgx1.rounds:
+        assert len({(source, target) for _, source, target, _ in moved}) == len(moved)
     view = chunks_view(network=name, collective=collective, size=64.0)
     for one in view.runs.values():
         assert one.ends[-1] >= view.bound

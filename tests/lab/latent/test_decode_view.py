@@ -65,6 +65,7 @@ def test_break_even_is_where_reading_is_equal():
     whole, cut = (next(c for c in sizes if c.scheme == one) for one in ("replicate", "tpla"))
     read = [cost.weight_bytes + cost.cache_bytes for cost in (whole, cut)]
     assert read[0] == pytest.approx(read[1], rel=1e-5)
+    assert view_of(degree=2, batch=16).break_even == pytest.approx(view.break_even / 16)
 
 
 def test_the_model_explains_a_part_of_what_is_published():
@@ -86,4 +87,7 @@ def test_collectives_in_words():
     costs = dict(zip(SCHEMES, view_of().costs, strict=True))
     assert collectives_of(costs["data"]) == "none"
     assert collectives_of(costs["replicate"]) == "all-reduce 224 KiB"
+    own = [collectives_of(costs[scheme]).split(", ") for scheme in ("dcp", "tpla-lean", "tpla")]
+    assert [len(of) for of in own] == [3, 3, 1]
+    assert own[0][-1] == own[1][-1] == own[2][0] == "all-reduce 224 KiB"
     assert "exact scheme that fits" in view_of().sentence()

@@ -47,6 +47,14 @@ def test_trees_reach_the_joint_rate(name):
     assert forest_faults(found, joint_all_reduce(network).rate) == []
 
 
+def test_a_row_gains_half_and_a_torus_nothing():
+    gains = {"path:4": (3, 2), "v5e:4x4": (3, 2), "mesh:3x3": (4, 3)}
+    for name in (*gains, "torus:4x4", "dgx1", "a100:2x4"):
+        network = named_topology(name)
+        gain = joint_all_reduce(network).rate / optimum(network, "all-reduce").rate
+        assert gain == Fraction(*gains.get(name, (1, 1))), name
+
+
 def test_random_networks():
     for seed in range(40):
         network = random_network(seed)
