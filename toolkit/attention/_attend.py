@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention.execution.precision import accumulator, half_precision, precise_einsum
 
@@ -129,7 +129,7 @@ class Segments(NamedTuple):
     key: Int[Array, "batch key_time"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Mask:
     """Which keys a query sees: those that all of its attributes allow. `Mask()` is causal.

@@ -6,9 +6,9 @@ repeat: from the state reached, try k constant rates for tau' steps each, foreca
 
 from dataclasses import dataclass, replace
 
-import jax
 import numpy as np
 
+from toolkit._pytrees import register_dataclass
 from toolkit.lr.constants import AutoLRSConstants
 from toolkit.lr.fits.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.fits.gaussian_process import (
@@ -28,7 +28,7 @@ from toolkit.lr.protocol import (
 from toolkit.lr.shapes import SHAPES
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class AutoLRSController(Controller):
     """The state of AutoLRS, in addition to the `Controller`."""

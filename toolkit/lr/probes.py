@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import jax
 import numpy as np
 
+from toolkit._pytrees import register_dataclass
 from toolkit.lr.fits.peak import PeakRate, find_peak
 from toolkit.lr.protocol import Controller
 
@@ -12,7 +12,7 @@ PROBING, PLANNED = range(2)  # stages
 EVIDENCE = 20  # steps; shorter probes see the harm of large steps, but not yet the benefit
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class ProbeController(Controller):
     """The state of `ProbeThenDecay`, in addition to the `Controller`."""

@@ -14,17 +14,17 @@ them and any checkpoint can hold them:
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.lr.fits.peak import curve_ends
 
 UNPAIRED = 2e-3  # relative; programs of one and of many candidates round differently
 FORWARD_COST = 1 / 3  # of a gradient evaluation, which is a forward pass and a backward one of two
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Ledger:
     """What a search has cost so far.
@@ -68,7 +68,7 @@ _ROWS = {
 }
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Controller:
     """The state of a search, of numbers and NumPy arrays only; searchers add fields.

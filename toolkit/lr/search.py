@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import (
     Controller,
@@ -38,7 +39,7 @@ LR_RANGE = (1e-5, 1.0)  # spans the usual rates of Adam and its variants
 DEFAULT_OPTIMIZER = optax.adamw(1.0)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class SearchProgress:
     """A search at some point, ready for a checkpoint: a pytree of arrays and numbers.

@@ -17,6 +17,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.parallel.accumulation import gradient_in_passes
 from toolkit.parallel.dataflow.reductions import check_is_mean
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
@@ -28,7 +29,7 @@ Batch = Any
 Metrics = dict[str, Array]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class TrainState:
     """The state of training, which a checkpoint must hold.

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from toolkit._pytrees import register_dataclass
 from toolkit.looped import LoopedLM, penalised_logits, sample_token, truncated_logits
 from toolkit.looped.decoding.early_exit import append_until_exit
 from toolkit.looped.decoding.steps import append
 from toolkit.serving.requests import Request
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Weights:
     """A model's arrays in a row, since to walk an nnx module takes a millisecond in every call."""

@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.looped import LoopedCache, LoopedConfig
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class RowCache:
     """Every row in one block of memory of the full capacity: a `LoopedCache`, as it is."""
@@ -40,7 +41,7 @@ class RowCache:
         return RowCache(self.cache.insert(slot[None], other))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class PagedCache:
     """Rows in pages of `page` tokens.

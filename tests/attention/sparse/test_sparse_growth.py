@@ -11,6 +11,7 @@ import sparse_laws
 from jax import lax
 from tiers import by_night
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import sparse
 from toolkit.attention.sparse.decode.hata import HATA
 from toolkit.attention.sparse.decode.kmeans import k_means
@@ -125,7 +126,7 @@ def test_a_system_grows_from_any_prompt_and_goes_back(name, group):
     np.testing.assert_allclose(before.out, weights @ values[:, 0], atol=1e-5)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class ByToken(PQCache):
     """Finds a group's votes token by token, as other systems do."""

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import check_shape
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._caches import Rows
 from toolkit.attention._checks import check_count, check_same_dtype
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class LatentCache(Rows):
     """Latents and rotary keys of the tokens seen so far; a pytree of arrays that begin with batch.

@@ -12,7 +12,6 @@ only some of them: values, and the norm, count every feature once.
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import check_shape, checked
 from toolkit._kinds import check_rank
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_count
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent.config import LatentConfig
@@ -37,7 +37,7 @@ Norm = Literal["sliced", "exact", "none"]
 MULTIPLIERS = ("one", "literal", "reciprocal")
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class LatentSlices:
     """The weights of a layer by slices of its latents; a pytree, made by `slice_latents`.

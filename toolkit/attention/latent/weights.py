@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import check_shape
 from toolkit._kinds import check_floating, shown
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent.config import LatentConfig
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class LatentWeights:
     """The weights of one layer of latent attention; a pytree.

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -25,6 +24,7 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.costs import STATE_BYTES, additive_forward_flops, delta_step_flops
 from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.execution.precision import accumulator, precise_einsum
@@ -49,7 +49,7 @@ Mixes = Annotated[Float[Array, "batch time value_heads"], shapes.SHARE]
 Mix = Annotated[Float[Array, "batch value_heads"], shapes.SHARE]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Mamba3State:
     """What a sequence leaves: H, the last token's turned key and its value, and the sum of angles,

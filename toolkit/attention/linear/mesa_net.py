@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,6 +23,7 @@ from jaxtyping import Array, Float
 import toolkit.attention._shapes as shapes
 from toolkit._annotations import AtLeast, Between
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.costs import STATE_BYTES
 from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.execution.derivatives import without_transpose
@@ -49,7 +49,7 @@ Penalty = Annotated[Float[Array, "batch value_heads key"], PENALTY]
 Iterations = Annotated[int, AtLeast(1)]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class MesaState:
     """What a sequence leaves: weighted sums of k k^T and of k v^T, float32.

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import bounded
 from toolkit.attention._checks import check_choice, check_multiple
 from toolkit.attention._shapes import HeldKeys, HeldValues, SharedKey, SharedValue, TokenCount
@@ -32,7 +33,7 @@ class Codes(NamedTuple):
     zeros: Float[Array, "*rows groups"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class KiviCache:
     """Keys and values of a few bits with a window in full precision; a pytree.

@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from toolkit._annotations import Known
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import Mask, Segments, Window, fixed_scale, masked_softmax
 from toolkit.attention._caches import (
     Rows,
@@ -43,7 +44,7 @@ from toolkit.attention.softmax.scores import Options, at_ages, capped, checked_c
 from toolkit.attention.softmax.slots import dot_keys, weighted_values
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class KVCache(Rows):
     """Keys and values of the tokens seen so far; a pytree, all of whose arrays begin with batch.

@@ -7,11 +7,12 @@ from typing import Any, NoReturn, Self, TypeVar
 import jax
 from jaxtyping import Array, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._caches import Rows, cleared, picked
 from toolkit.attention._shapes import HeldKeys, HeldValues
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class SparseCache(Rows):
     """Keys and values of the tokens seen so far and a selector's index of them; a pytree.

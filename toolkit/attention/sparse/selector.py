@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_count
 from toolkit.attention.sparse.budget import Budget, Ranked
 
@@ -44,7 +45,7 @@ class Rest(NamedTuple):
     value: Float[Array, "sets value"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Selector:
     """A system that ranks tokens; a pytree whose settings are static and whose weights are not.
@@ -229,7 +230,7 @@ class Selector:
         return jnp.int32(8 * q.shape[1])
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class HalfRecent(Selector):
     """A system half of whose budget goes to the most recent tokens."""

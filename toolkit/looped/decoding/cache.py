@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import sparse
 from toolkit.attention._caches import check_other, check_rows
 from toolkit.looped.config import LoopedConfig
@@ -25,7 +26,7 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LoopedCache:
     """Caches of all loops and layers.

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._caches import Rows
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding.cache import LoopedCache
@@ -29,7 +29,7 @@ REWINDABLE = ("full", "nope", "mla", "grouped_latent", "mlra", "grouped_tied", "
 """Layers whose cache is a row of tokens, so that the last ones can be dropped."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class History(Rows):
     """The tokens of every row, prompt included: what n-grams are looked up in."""

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding.cache import LoopedCache
@@ -36,7 +37,7 @@ COPIED = ("full", "window")
 """Layers whose caches can take a copy; a recurrent state cannot leave a token out."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ExitRule:
     """When a row stops looping; made by `exit_rule`."""

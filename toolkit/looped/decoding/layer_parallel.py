@@ -17,7 +17,7 @@ Source: EasySpec, 2025 (arXiv:2502.02493); that feed-forward layers stay serial 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.looped.blocks import Block, run_blocks
 from toolkit.looped.decoding.cache import LoopedCache
 from toolkit.looped.decoding.steps import append, prefill
@@ -99,11 +100,7 @@ class ParallelLayers:
         return Calibrated(cache, None, none, jnp.zeros(batch, jnp.int32), 0)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("exact", "rough", "tokens", "count"),
-    meta_fields=("step",),
-)
+@register_dataclass
 @dataclass(frozen=True)
 class Calibrated:
     """A draft's cache that is exact up to the last round, and rough in it."""
@@ -112,7 +109,7 @@ class Calibrated:
     rough: LoopedCache | None  # what the steps of this round write, or None between rounds
     tokens: Int[Array, "batch drafts"]  # that the draft was given in the last round
     count: Int[Array, "batch"]  # of those the ones that were kept
-    step: int  # of this round
+    step: int = field(metadata={"static": True})  # of this round
 
     def restore(self, passed: Sequence[Any], count: Int[Array, "batch"]) -> "Calibrated":
         """The cache between rounds: what is rough is dropped, what was kept is read later."""

@@ -7,10 +7,10 @@ token's keys and values does not.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import KVCache
 from toolkit.attention._attend import fixed_scale
 from toolkit.attention._caches import write_token
@@ -27,7 +27,7 @@ class NewToken(NamedTuple):
     values: Float[Array, "batch key_value_heads value"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class UnwrittenCache:
     """A `KVCache`, in floats, that a step reads only; the step returns its token in place of it."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import KVCache
 from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.feed_forward import MIXTURES
@@ -31,7 +32,7 @@ OTHERS = (
 """Switches of loops that all tokens take alike."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recursing:
     """What a loop hands to the next."""
@@ -155,7 +156,7 @@ def _counted(before: Any, after: Any, new: Int[Array, "batch"]) -> tuple[KVCache
     return tuple(dataclasses.replace(a, length=b.length + new) for b, a in pairs)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PlacedCache(UnwrittenCache):
     """An `UnwrittenCache` that lacks tokens, with the place of the next in the whole sequence."""

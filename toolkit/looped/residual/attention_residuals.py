@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit._pytrees import register_dataclass
 from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.residual.hyper_connections import normalised
 
@@ -21,7 +22,7 @@ EPSILON = 1e-6
 """That of the norm of sources."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sourced:
     """The state of the stream between two sub-layers.

@@ -9,17 +9,17 @@ loop stay visible to the coda.
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from toolkit._pytrees import register_dataclass
 from toolkit.looped.mixing.layer import Separate
 from toolkit.looped.residual.attention_residuals import Sourced, attend_to_sources
 from toolkit.looped.residual.hyper_connections import normalised
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pass:
     """What a loop leaves for the next.

@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
 from toolkit._compat import varying, varying_axes
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import merge_attention, softmax_attention
 from toolkit.attention.execution.derivatives import gradient_only
 from toolkit.attention.execution.precision import accumulator
@@ -184,7 +185,7 @@ def _ring(q: Array, k: Array, v: Array, segments: Array | None, how: _How) -> Ar
 _ring.defvjp(_forward, _backward)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class _Pair:
     """A chunk of queries, keys and values: mask, distance, and whether any key is visible."""

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.parallel.axes import axes_of, without
 from toolkit.parallel.dataflow.fused import parts_of_shard
 from toolkit.parallel.dataflow.programs import CALLS, REMATERIALISED, inner_program, scan_counts
@@ -29,7 +30,7 @@ _VIEWS = ("transpose", "convert_element_type", "reshape", "squeeze", *_SPREADS)
 _PRODUCTS = ("dot_general", "gather", "add", "sub", "mul")
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Shard:
     """A parameter that is not gathered yet: the arrays held, its spec, loops entered, and what

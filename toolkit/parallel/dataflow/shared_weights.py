@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 
-@jax.tree_util.register_dataclass
+
+@register_dataclass
 @dataclass(frozen=True)
 class Copies:
     """A weight [...], and the same [N, ...] with one copy per part of the batch."""

@@ -17,6 +17,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.parallel.axes import axes_of, check_auto_axes, only, unshared
 from toolkit.parallel.gradients.buffers import Group, Leaf
 from toolkit.parallel.gradients.compression.messages import Messages, store
@@ -25,7 +26,7 @@ from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.layout import Layout, Placement
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class ExchangeState:
     """What an exchange remembers between steps.

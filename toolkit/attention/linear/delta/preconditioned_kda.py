@@ -13,13 +13,13 @@ channel by channel.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._annotations import Positive
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.costs import (
     STATE_BYTES,
     additive_forward_flops,
@@ -59,7 +59,7 @@ PRECONDITIONED_RULE = Rule(
 )
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class PreconditionedState:
     """What a sequence leaves: decayed sums of the squares of keys, and the memory, float32.

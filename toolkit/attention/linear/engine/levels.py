@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._shapes import known
 from toolkit.attention.costs import LEVELS, STATE_BYTES
 from toolkit.attention.execution.derivatives import without_transpose
@@ -39,7 +40,7 @@ from toolkit.attention.linear.engine.recurrence import document_starts, first_st
 from toolkit.attention.linear.engine.tokens import Tokens, own_keys
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class LevelState:
     """What a sequence leaves: a float32 state per level, and the tokens of its document so far.

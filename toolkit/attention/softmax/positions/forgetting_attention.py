@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import (
     Mask,
     fixed_scale,
@@ -51,7 +52,7 @@ from toolkit.attention.softmax.rows import ROWS
 from toolkit.attention.softmax.scores import Inputs, Options
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class ForgettingCache(Rows):
     """Keys, values and log-gates of the tokens seen so far; a pytree.

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import Mask, fixed_scale, packed, run_numbers
 from toolkit.attention._caches import (
     Rows,
@@ -38,7 +39,7 @@ from toolkit.attention.softmax.positions.products import BLOCK, Path, attend_alo
 W = Input("w", K.axes, UNIT, is_gate=False)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class PathCache(Rows):
     """Keys, values and reflections of the tokens seen so far; a pytree.

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, field, replace
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._caches import Rows, cleared
 from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._shapes import HeldKeys, HeldValues
 from toolkit.attention.softmax.cache import KVCache
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class CompressedCache(Rows):
     """What compressed attention keeps: the window, and an entry per complete block; a pytree.

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selector import Selector, setting
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Oracle(Selector):
     """Rank tokens by their exact scores: this reads every key, and no selection does better.
@@ -34,7 +35,7 @@ class Oracle(Selector):
         return length * (q.shape[1] * q.dtype.itemsize)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Window(Selector):
     """Sinks and the most recent tokens that fit the budget, whatever the query.
@@ -55,7 +56,7 @@ class Window(Selector):
         return self.recent_slots(most)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Random(Selector):
     """Random tokens, drawn anew in every step and the same for all heads.

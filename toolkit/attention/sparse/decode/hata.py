@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt16, UInt32
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_choice, check_multiple
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.heads import over_blocks
@@ -39,7 +40,7 @@ class Hashes(NamedTuple):
     norms: UInt16[Array, "capacity"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class HATA(Selector):
     """Rank tokens by the bits that their hash shares with the query's.

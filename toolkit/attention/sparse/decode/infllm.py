@@ -12,10 +12,10 @@ Source: Zhao et al. (2025), arXiv:2509.24663; MiniCPM4, arXiv:2506.07900.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import masked_softmax
 from toolkit.attention._checks import check_count
 from toolkit.attention.execution.precision import accumulator
@@ -24,7 +24,7 @@ from toolkit.attention.sparse.selector import Selector, setting
 Sums = Float[Array, "key strides"]  # of the keys of every stride
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class InfLLM(Selector):
     """Rank blocks by the attention of a group's heads to means of overlapping windows of keys.

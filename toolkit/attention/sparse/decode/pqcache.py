@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt16
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_choice, check_count
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.decode.kmeans import k_means, nearest_of_parts
@@ -43,7 +44,7 @@ class Codes(NamedTuple):
     clustered: Int[Array, ""]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class PQCache(HalfRecent):
     """Rank tokens by their scores with product-quantised keys.

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_count
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selector import Selector, setting
@@ -30,7 +31,7 @@ class Bounds(NamedTuple):
     smallest: Float[Array, "key pages"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Quest(Selector):
     """Rank pages by an upper bound of their keys' scores.

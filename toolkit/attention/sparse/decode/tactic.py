@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_choice, check_count, check_multiple
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.budget import Budget, MassTarget, Ranked
@@ -53,7 +54,7 @@ class Clusters(NamedTuple):
     members: Int[Array, "capacity"]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Tactic(Selector):
     """Rank clusters of keys by their centroids, and stop where a fit says the mass is reached.

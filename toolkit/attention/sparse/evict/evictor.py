@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import masked_softmax
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selector import Selector
@@ -23,7 +23,7 @@ TOGETHER = 64  # queries of a prompt at a time
 _STEP = 2.0**-23  # between two numbers from 1 to 2 in float32
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Evictor(Selector):
     """A system whose index is a score per token [capacity], -inf for a token that is gone."""

@@ -11,15 +11,15 @@ Source: Zhang et al. (2023), arXiv:2306.14048.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.sparse.evict.evictor import Evictor, over_queries
 from toolkit.attention.sparse.selector import HalfRecent, setting
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class H2O(HalfRecent, Evictor):
     """Keep the tokens that were attended to most, summed over all queries."""

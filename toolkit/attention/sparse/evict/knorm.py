@@ -8,15 +8,15 @@ Source: Devoto et al. (2024), arXiv:2406.11430.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.evict.evictor import Evictor
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Knorm(Evictor):
     """Keep the tokens with the shortest keys."""

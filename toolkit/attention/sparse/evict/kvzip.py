@@ -11,14 +11,14 @@ Source: Kim et al. (2025), arXiv:2505.23416.
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.sparse.evict.evictor import Evictor, over_queries
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class KVzip(Evictor):
     """Keep the tokens that some query of a repetition of the prompt attends to strongly."""

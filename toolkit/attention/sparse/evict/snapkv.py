@@ -10,16 +10,16 @@ Source: Li et al. (2024), arXiv:2404.14469.
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_count
 from toolkit.attention.sparse.evict.evictor import Evictor, attention, newest
 from toolkit.attention.sparse.selector import setting
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class SnapKV(Evictor):
     """Keep the tokens that the end of the prompt attends to.

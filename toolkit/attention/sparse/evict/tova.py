@@ -10,16 +10,16 @@ Source: Oren et al. (2024), arXiv:2401.06104.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention.sparse.evict.evictor import Evictor, attention
 from toolkit.attention.sparse.selector import HEADS, setting
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class TOVA(Evictor):
     """Keep the tokens that the last query attended to most, averaged over the layer's heads."""

@@ -10,7 +10,7 @@ each block of queries runs through its own list of tiles with the sums of an onl
 length of that list is traced, so another selection compiles nothing; there is no gradient.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import check_shape, checked
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._attend import fixed_scale
 from toolkit.attention._checks import check_count
 from toolkit.attention._shapes import (
@@ -38,11 +39,7 @@ TileMap = Bool[Array, "batch heads query_blocks key_blocks"]
 TileMasses = Float[Array, "batch heads query_blocks key_blocks"]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["kept", "columns"],
-    meta_fields=["query_block", "key_block"],
-)
+@register_dataclass
 @dataclass(frozen=True)
 class Tiles:
     """Which tiles each head keeps, and which single keys besides.
@@ -61,8 +58,8 @@ class Tiles:
 
     kept: TileMap
     columns: Int[Array, "batch heads count"] | None
-    query_block: int
-    key_block: int
+    query_block: int = field(metadata={"static": True})
+    key_block: int = field(metadata={"static": True})
 
 
 @checked

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention._caches import Rows
 from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._shapes import HeldKeys, HeldValues
 from toolkit.attention.execution.precision import accumulator
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class BlockCache(Rows):
     """Keys and values of the tokens seen so far, and the means of their complete blocks; a pytree.
@@ -78,7 +79,7 @@ class BlockCache(Rows):
         return self.keys.shape[2]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class IndexedCache(Rows):
     """Keys, values and index keys of the tokens seen so far; a pytree.

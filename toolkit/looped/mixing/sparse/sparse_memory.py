@@ -6,15 +6,15 @@ After a prompt it replaces a `KVCache` and has the same interface for decoding.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import KVCache, sparse
 from toolkit.attention.softmax.rounding import floats
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class SparseMemory(sparse.SparseCache):
     """Keys and values with a selector's index, and what the last step read; a pytree."""

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
 from toolkit._checks import check_fields, checked
+from toolkit._pytrees import register_dataclass
 from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.gradients.exchange import Exchange
 from toolkit.parallel.gradients.plan import ExchangePlan, ExchangeState
@@ -77,7 +78,7 @@ class LocalSteps:
         return self.inner_steps // self.fragments
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class LocalState:
     """The state of islands, which a checkpoint must hold.
