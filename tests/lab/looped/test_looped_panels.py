@@ -48,6 +48,16 @@ def test_the_red_line_stands_where_the_reach_ends() -> None:
     assert np.isnan(influence.edge.get_xdata()).all()
 
 
+def test_what_the_notebook_says_of_its_first_panel() -> None:
+    panel = LoopPanel(pattern="window window", window=8)
+    assert panel.view.reach == (15, 29, 43, 57)
+    used = [panel.view.distance(loop) + 1 for loop in range(4)]
+    assert max(used) < 8
+    assert set(np.diff(used)) == {0, 1}
+    panel.text = "The class"
+    assert [best[0][0] for best in panel.view.best] == ["e", "e", "␣", "␣"]
+
+
 def test_the_map_is_the_view_and_beyond_the_reach_it_is_empty() -> None:
     panel = LoopPanel(pattern="window window", window=4, token=30, loops=3)
     shown = panel._plots[0].matrix.get_array()

@@ -169,6 +169,10 @@ def test_inside_shows_states_where_there_are_any_and_sinks_with_and_without_gate
     even = np.mean(1 / (np.arange(8, len(TEXT)) + 1))
     assert softmax.columns[EVEN] == pytest.approx(even)
     windows = look_inside(TEXT, **INSIDE)
+    for pattern in (windows, hybrid, softmax):
+        size, change = (pattern.columns[name][:4] for name in ("size of h", "change of h"))
+        assert (np.diff(size) > 0).all()
+        assert (change > 0.15 * size).all()  # no fixed point
     assert not windows.columns[EVEN].any()  # 4 bytes never see the first from the ninth on
     assert all(not first.any() for first in sinks(windows).values())
     hidden = np.asarray(reading.seen.hidden[:, 29])
@@ -219,6 +223,8 @@ def test_stored_models_have_a_record_and_fit_the_budget(pattern: str, gated: boo
     record = small.record
     assert LoopedConfig(**record["configuration"]["model"]) == small.config
     assert record["result"]["parameters"] == parameter_count(small.config)
+    assert 120_000 < record["result"]["parameters"] < 150_000
+    assert (small.config.width, small.config.loops, len(small.config.layers)) == (64, 4, 2)
     assert record["result"]["steps"] == record["configuration"]["training"]["steps"]
     assert 0.5 < record["result"]["held_out_loss"] < 1.5
     assert record["environment"]["command"].startswith("toolkit train ")

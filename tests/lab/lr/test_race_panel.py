@@ -128,6 +128,11 @@ def test_the_race_follows_the_hand() -> None:
 def test_a_hand_that_diverges_says_so_and_spoils_no_axis(panel: RacePanel) -> None:
     panel.change(problem="quadratic 10", points=[(0, 0.5), (1, 0)])
     _, losses, ends = panel._plots
+    runs = {**panel.view.runs}
+    best = runs.pop("best")
+    for run in runs.values():  # above all others on the way, and below them in the end
+        assert best.losses[len(best.losses) // 4] > run.losses[len(run.losses) // 4]
+        assert best.loss < run.loss
     limits = losses.axes.get_ylim(), ends.axes.get_xlim()
     panel.points = [(0, 1), (1, 1)]  # stays at the edge of stability
     assert panel.view.ratio("yours") > 50

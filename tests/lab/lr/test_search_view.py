@@ -198,6 +198,10 @@ def test_the_best_known_are_those_of_other_tests_and_of_theory() -> None:
     # As in tests/lr, where no rate may exceed 1.95.
     for name, loss in (("quadratic 10", 0.0785), ("quadratic 100", 0.01436)):
         assert 0.95 * loss < best_known(name, 1000).loss < loss
+    edge = best_known("quadratic 10", 1000).rates > 0.99 * STABLE
+    assert edge.mean() == pytest.approx(1 / 3, abs=0.01)
+    assert edge[: edge.sum()].all()
+    assert len(problem("quadratic 10").quadratic.curvatures) == 1000
     quadratic = problem("quadratic 1d").quadratic
     h, v, start = (
         float(part[0]) for part in (quadratic.curvatures, quadratic.noise, quadratic.start)

@@ -58,6 +58,16 @@ def test_dots_mark_the_same_word_up_to_the_token() -> None:
     np.testing.assert_allclose(plot.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
 
 
+def test_without_decay_a_delta_rule_alone_prefers_the_newest_of_equal_words() -> None:
+    settings = {"token": 19, "head": 3, "decay_strength": 0, "write_strength": 1}
+    view = MixerPanel(left="retention", right="gdn", **settings).view
+    equal = [at for at, word in enumerate(view.words) if word == "the"]
+    alike, newest = (memory.share(18, 2)[equal] for memory in (view.left, view.right))
+    assert len(equal) == 6
+    assert np.ptp(alike) < 1e-6
+    assert newest[-1] > 2 * newest[:-1].max()
+
+
 def test_the_token_is_where_the_player_rests() -> None:
     panel = MixerPanel(text="the cat saw the dog", token=2)
     panel.player.time = 3.2

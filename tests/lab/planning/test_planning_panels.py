@@ -81,6 +81,8 @@ def test_every_strategy_of_the_plan_has_its_row_and_reason():
         assert (strategy + shared, reason) == (str(row.strategy), panel.view.remark(row))
         lefts = [text.get_window_extent() for text in texts]
         assert all(one.x1 < two.x0 for one, two in itertools.pairwise(lefts))
+    seconds = [row.step_seconds for row in panel.view.rows]
+    assert seconds == sorted(seconds)
     assert heading in ("strategy", "strategy (all: head in 16 chunks)")
     assert "(recorded)" in panel.view.sentence()
     assert "(modelled)" in panel.view.sentence()

@@ -53,6 +53,7 @@ def test_the_knee_is_where_the_share_falls():
     assert knee.knee(falling) == pytest.approx((knee.LOADS[1] + knee.LOADS[2]) / 2)
     panel = knee.GoodputPanel()
     by_gap = panel.view.knees
+    assert by_gap["pools"] < by_gap["chunks"] / 2
     panel.gap = "per_token"
     # A mean hides the stalls of prompts first, and nothing of a chunk.
     assert panel.view.knees["first"] > 1.3 * by_gap["first"]

@@ -108,6 +108,40 @@ def test_bytes_are_those_of_zero():
     assert held["zero3"] == [eighth, eighth, 2 * eighth]
 
 
+def test_sentences_of_the_notebook():
+    def sent(rows, kind=""):
+        return sum(one.bytes_sent for one in rows if kind in one.kind)
+
+    bytes_held = {}
+    for mesh in MESHES:
+        for scheme in ("data", "tensor"):
+            step = stored_step(mesh, scheme)
+            assert len(step.collectives) <= len(textbook(step))
+        for scheme in ("zero1", "zero2", "zero3"):
+            found, book = stored_step(mesh, scheme).collectives, textbook(stored_step(mesh, scheme))
+            whole = sent(found, "all-reduce") - sent(book, "all-reduce")  # less the loss and norm
+            assert whole == 2 * sent(book, "reduce-scatter") > 0
+        # The bytes of ZeRO-3 are equal, and are not those of the same collectives.
+        assert sent(found) == sent(book)
+        assert sent(found, "all-gather") == sent(book, "all-gather") / 2
+        bytes_held[mesh] = [
+            who_holds_what(mesh=mesh, scheme=scheme, device=0).bytes_of(state)
+            for scheme in ("zero1", "zero2", "zero3")
+            for state in COPIES
+        ]
+    assert len({*map(tuple, bytes_held.values())}) == 1
+    tensor, data = (who_holds_what(mesh="8x1", scheme=one, device=0) for one in ("tensor", "data"))
+    assert [tensor.bytes_of(state) for state in COPIES] == [data.bytes_of(one) for one in COPIES]
+    step = stored_step("1x8", "tensor")
+    assert math.prod(step.axes[name] for cut in step.batch for name in cut) == 1
+    view = step_of(mesh="2x4", scheme="tensor", collective=0)
+    for one in view.collectives:
+        assert ": removed, 320 KiB" in view.verdict(one)
+    assert sent(view.collectives) / 1024 > 320
+    zero = step_of(mesh="2x4", scheme="zero1", collective=0)
+    assert "not removed" in zero.verdict(zero.collectives[0])
+
+
 @pytest.mark.parametrize(("mesh", "scheme"), EVERY)
 def test_lanes_follow_each_other_and_hold_all_that_is_sent(mesh, scheme):
     view = step_of(mesh=mesh, scheme=scheme, collective=1)

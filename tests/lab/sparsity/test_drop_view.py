@@ -70,6 +70,7 @@ def test_pages_lose_needles_that_single_tokens_keep():
     found = [int((view.answers == view.text.answers).sum()) for view in (quest, hata)]
     assert (quest.dense == quest.text.answers).all()
     assert found[0] <= 6 < found[1] == 8
+    assert view_of(system="hata", layer=2).kept.max() < 0.5  # and yet it finds all
     everything = view_of(budget=CONTEXT + 1)
     assert not everything.by_mass
     np.testing.assert_allclose(everything.kept, 1, atol=1e-6)

@@ -49,8 +49,8 @@ def test_codes_are_those_of_the_systems():
     more = {bits: codes_view(bits=bits, parts=2, context=CONTEXT, head=1, question=1, rank=1)
             for bits in (32, 512)}  # fmt: skip
     assert more[32].recall["HATA"] < more[512].recall["HATA"]
-    law = np.sin(np.pi / 2 * more[512].alike)
-    assert np.abs(law - more[512].cosines).mean() < 0.06
+    off = [np.abs(np.sin(np.pi / 2 * v.alike) - v.cosines).mean() for v in more.values()]
+    assert off[1] < 0.06 < off[0] / 2  # fewer bits scatter more about the law
 
 
 def test_tiles_are_those_of_sale():
@@ -64,3 +64,6 @@ def test_tiles_are_those_of_sale():
                 np.testing.assert_array_equal(kept & view.causal, tiles[head])
         assert 0.5 < view.mass < 1
     np.testing.assert_allclose(view.tiles.masses.sum(axis=1), 1, rtol=1e-4)
+    for head in (1, 2):  # without sinks, as the notebook says
+        view = sale_view(threshold=0.008, head=head, row=3)
+        assert view.kept[view.causal].all()

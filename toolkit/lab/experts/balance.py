@@ -110,7 +110,7 @@ class BalanceView(View):
         reached = (
             f"It first comes within {NEAR:.0%} of an even load at step {within[0]}."
             if len(within)
-            else f"In {STEPS} steps it never comes within {NEAR:.0%} of an even load."
+            else f"In {STEPS} steps it does not come within {NEAR:.0%} of an even load."
         )
         return (
             f"Layer {self.layer} of the model trained {TRAINED[self.model]}: after {self.step} "

@@ -81,6 +81,7 @@ class FitView(View):
         }
 
     def sentence(self) -> str:
+        # tied: tests/lab/sparsity/test_estimate_views.py::test_tactic_stops_where_a_step_stops
         got = in_words(float(self.mass[self.count]), "share")
         return (
             f"Asked for {in_words(self.target, 'share')} of the softmax, Tactic's fit reads "
