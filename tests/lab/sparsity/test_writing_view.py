@@ -6,7 +6,7 @@ from tiers import by_night
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.sparsity.writing import EVICTING, SYSTEMS, TEXT, WritingPanel, written
+from toolkit.lab.sparsity.writing import EVICTING, SYSTEMS, TEXT, WritingPanel, step, written
 
 WORDS = tuple(TEXT.split())
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("system", by_night(set(SYSTEMS.values()) - {"h2o"}, SYSTEMS.values()))
 def test_what_is_read_is_softmax_on_what_is_kept(system):
+    programs = step._cache_size()
     weights, full = written(WORDS, system, 6, 6)
     for row in range(6, len(WORDS)):
         read = weights[row] > 0
@@ -25,6 +26,7 @@ def test_what_is_read_is_softmax_on_what_is_kept(system):
         assert read.sum() <= 6 + (system == "quest")  # whole pages
         assert read[row]
     np.testing.assert_allclose(written(WORDS, system, 24, 6)[0], full, atol=1e-5)
+    assert step._cache_size() == programs + 1  # whatever the budget
     was_lost = [
         set(np.flatnonzero(weights[row - 1, :row] == 0)) & set(np.flatnonzero(weights[row]))
         for row in range(7, len(WORDS))

@@ -59,25 +59,33 @@ def written(
     selector = sparse.SELECTORS[system](sinks=int(system == "window"), recent=1, **small)
     known = {"queries": queries} if selector.sees_queries else {}
     cache = sparse.build(selector, keys, values, jnp.full(1, prompt, jnp.int32), scale=1.0, **known)
-    step, rows = _step(selector, budget), [*full[:prompt]]
+    rows = [*full[:prompt]]
     for place in range(prompt, count):
         at = (x[:, :, place] for x in (queries, keys, values))
-        out, cache = step(cache, *at)
+        out, cache = step(selector, cache, np.int32(budget), *at)
         rows.append(np.asarray(out)[:count])
     return np.array(rows), full
 
 
-@functools.lru_cache(32)
-def _step(selector: Any, budget: int) -> Any:
-    @jax.jit
-    def step(cache, q, k, v):
-        cache = sparse.update(selector, cache, k, v)
-        found = sparse.decode_step(cache, q, selector, sparse.FixedTokens(budget), scale=1.0)
-        if found.log_weights is not None:
-            cache = sparse.observe(selector, cache, found)
-        return found.out[0, 0], cache
+@dataclass(frozen=True, eq=False)
+class _GivenTokens(sparse.FixedTokens):
+    """As many tokens as a program is given, so that another budget is no other program."""
 
-    return step
+    given: Any
+
+    def count(self, length: Any, head: Any) -> Any:
+        return self.given
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step(selector: Any, cache: Any, tokens: Any, q: Any, k: Any, v: Any) -> Any:
+    """What one more token reads, and the cache after it."""
+    cache = sparse.update(selector, cache, k, v)
+    budget = _GivenTokens(MAX_TOKENS, tokens)
+    found = sparse.decode_step(cache, q, selector, budget, scale=1.0)
+    if found.log_weights is not None:
+        cache = sparse.observe(selector, cache, found)
+    return found.out[0, 0], cache
 
 
 @dataclass(frozen=True)
