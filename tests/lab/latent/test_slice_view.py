@@ -6,19 +6,28 @@ import numpy as np
 import pytest
 
 from toolkit.lab.kit.stored import stored_folder
-from toolkit.lab.latent.slice import BASES, TEXT, record, slice_view, sliced_layer, small_layers
+from toolkit.lab.latent.slice import (
+    BASES,
+    TEXT,
+    record,
+    slice_view,
+    sliced_layer,
+    small_layers,
+    softmaxes,
+)
 
 # They compile what compares slices.
 pytestmark = pytest.mark.slow
 
 
 def test_no_basis_changes_the_true_softmax_and_all_are_distributions():
-    found = {basis: sliced_layer(1, basis, 2, "exact") for basis in BASES}
-    for one in found.values():
-        np.testing.assert_allclose(one.true, found["none"].true, atol=1e-5)
-        np.testing.assert_allclose(one.own.sum(axis=-1), 1)
-        np.testing.assert_allclose(one.shares.sum(), 1, rtol=1e-6)
-        assert one.own.shape == (2, *one.true.shape)
+    whole, _ = softmaxes(1, "none", 2, "exact")
+    for basis in BASES:
+        true, own = softmaxes(1, basis, 2, "exact")
+        np.testing.assert_allclose(true, whole, atol=1e-5)
+        np.testing.assert_allclose(own.sum(axis=-1), 1)
+        np.testing.assert_allclose(sliced_layer(1, basis, 2, "exact").shares.sum(), 1, rtol=1e-6)
+        assert own.shape == (2, *true.shape)
 
 
 def test_principal_components_keep_most_and_the_exact_norm_helps():

@@ -48,24 +48,30 @@ class SmallLayer(NamedTuple):
 def small_layers() -> tuple[SmallLayer, ...]:
     """The layers of the stored model, first one first."""
     model = load_model(stored_folder("latent") / "mla-mla.safetensors")
-    streams = [model.embedding(_bytes_of(text)) for text in (TEXT, CALIBRATION)]
+
+    @jax.jit
+    def inputs_of(tokens):
+        stream, read = model.embedding(tokens), []
+        for block in model.blocks:
+            read.append(block.mixer_norm(stream))
+            stream = block(stream)[0]
+        return read
+
+    # Both texts in one program: what pads the shorter one is after it, and not seen.
+    longest = len(CALIBRATION.encode())
+    padded = [text.encode().ljust(longest) for text in (TEXT, CALIBRATION)]
+    read = inputs_of(jnp.asarray(np.array([[*text] for text in padded], np.int32)))
     layers = []
-    for block in model.blocks:
-        mixer = block.mixer
-        assert isinstance(mixer, MLALayer)
-        read = [block.mixer_norm(h) for h in streams]
-        layers.append(SmallLayer(mixer.sizes, mixer.weights(), *read))
-        streams = [block(h)[0] for h in streams]
+    for block, x in zip(model.blocks, read, strict=True):
+        assert isinstance(block.mixer, MLALayer)
+        sizes, weights = block.mixer.sizes, block.mixer.weights()
+        layers.append(SmallLayer(sizes, weights, x[:1, : len(TEXT.encode())], x[1:]))
     return tuple(layers)
 
 
 def record() -> dict[str, Any]:
     """The record of the model's training."""
     return json.loads((stored_folder("latent") / "mla-mla.json").read_text())
-
-
-def _bytes_of(text: str) -> Array:
-    return jnp.asarray(np.frombuffer(text.encode(), np.uint8)[None].astype(np.int32))
 
 
 BASES = ("none", "hadamard", "principal")
@@ -75,8 +81,7 @@ NORMS: tuple[Norm, ...] = ("sliced", "exact")
 class Sliced(NamedTuple):
     """The effect of slicing a layer on the text."""
 
-    true: np.ndarray  # softmax of the whole latent [heads, queries, keys]
-    own: np.ndarray  # softmax of every slice [slices, heads, queries, keys]
+    weights: latent.LatentSlices  # the layer's, cut
     shares: np.ndarray  # shares of the latents' energy on the calibration text [slices]
     report: latent.SlicingReport  # errors on the text
 
@@ -94,7 +99,17 @@ def sliced_layer(layer: int, basis: str, slices: int, norm: Norm) -> Sliced:
     folded = latent.fold(weights, bases[basis]())
     shares = latent.energy_shares(latent.calibration_latents(calibration, folded, config), slices)
     cut = latent.slice_latents(folded, slices, shares=shares)
-    scores = slice_scores(x, cut, config, norm=norm)
+    return Sliced(cut, shares, latent.slicing_report(x, cut, config, norm=norm))
+
+
+@functools.cache
+def softmaxes(layer: int, basis: str, slices: int, norm: Norm) -> tuple[np.ndarray, np.ndarray]:
+    """Of the whole latent [heads, queries, keys], and of every slice [slices, heads, ...]."""
+    config, _, x, _ = small_layers()[layer]
+    cut = sliced_layer(layer, basis, slices, norm).weights
+    scores = jax.jit(slice_scores, static_argnames=("config", "norm"))(
+        x, cut, config=config, norm=norm
+    )
     visible = np.tri(x.shape[1], dtype=bool)
 
     def softmax(found):
@@ -102,9 +117,7 @@ def sliced_layer(layer: int, basis: str, slices: int, norm: Norm) -> Sliced:
         made = np.exp(masked - masked.max(axis=-1, keepdims=True))
         return made / made.sum(axis=-1, keepdims=True)
 
-    report = latent.slicing_report(x, cut, config, norm=norm)
-    true, own = softmax(scores.true[0, 0]), softmax(scores.slices[:, 0])
-    return Sliced(true, own, shares, report)
+    return softmax(scores.true[0, 0]), softmax(scores.slices[:, 0])
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,8 @@ def slice_view(
     *, layer: int, basis: str, slices: int, norm: Norm, head: int, token: int
 ) -> SliceView:
     """The effect of slicing on one query of the text; `layer` and `head` count from 1."""
-    found = sliced_layer(layer - 1, basis, slices, norm)
+    chosen = layer - 1, basis, slices, norm
+    found, (true, own) = sliced_layer(*chosen), softmaxes(*chosen)
     errors = {
         (basis, other): sliced_layer(layer - 1, basis, slices, other).report.output_error
         for basis in BASES
@@ -161,8 +175,8 @@ def slice_view(
     token = min(token, len(TEXT) - 1)
     seen = slice(0, token + 1)
     return SliceView(
-        layer, basis, slices, norm, head, token, found.true[head - 1, token, seen],
-        found.own[:, head - 1, token, seen], found.shares, found.report, errors,
+        layer, basis, slices, norm, head, token, true[head - 1, token, seen],
+        own[:, head - 1, token, seen], found.shares, found.report, errors,
     )  # fmt: skip
 
 
