@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from toolkit.lab.sparsity.sale import SalePanel
     from toolkit.lab.sparsity.stale import StalePanel
     from toolkit.lab.sparsity.writing import WritingPanel
-    from toolkit.lab.speedups.panel import SpeedupPanel
+    from toolkit.lab.speedups.speedup import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
 # Where each name is defined, as the imports above say, which do not run.

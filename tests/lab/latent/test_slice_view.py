@@ -5,7 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.latent.slice import (
     BASES,
     TEXT,
@@ -15,6 +14,7 @@ from toolkit.lab.latent.slice import (
     small_layers,
     softmaxes,
 )
+from toolkit.measure.stored import stored_folder
 
 # They compile what compares slices.
 pytestmark = pytest.mark.slow

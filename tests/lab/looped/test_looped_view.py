@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from toolkit.attention import MIXERS
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.text import MOST
 from toolkit.lab.looped import reader
 from toolkit.lab.looped.panel import BEST, look
@@ -36,6 +35,7 @@ from toolkit.looped import (
 from toolkit.looped.parameters import token_flops
 from toolkit.looped.theory import tokens_reached
 from toolkit.measure import program_cost
+from toolkit.measure.stored import stored_folder
 
 TEXT = "The class statement defines a class object."
 TOKENS = jnp.asarray(list(TEXT.encode().ljust(MAX_TOKENS)), jnp.int32)

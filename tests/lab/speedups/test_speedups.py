@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
+from toolkit.bench.mixers.recorded import FORWARD, GRADIENT, STEP, read_time, recorded_times
 from toolkit.lab import SpeedupPanel
-from toolkit.lab.kit.stored import stored_folder
-from toolkit.lab.speedups.recorded import FORWARD, GRADIENT, STEP, read_time, recorded_times
 from toolkit.measure import published_peak, read_records, record
+from toolkit.measure.stored import stored_folder
 
 EVERYTHING = {"method": "every", "work": "every"}
 

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.experts import router_logits
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.looped import LoopedConfig, LoopedLM, load_model
+from toolkit.measure.stored import stored_folder
 from toolkit.parallel.experts.dispatch import expert_slots
 
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2

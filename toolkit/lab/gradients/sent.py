@@ -12,9 +12,9 @@ from toolkit.figures import ACCENT, INK, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
 from toolkit.measure import in_words, published_peak
+from toolkit.measure.stored import stored_folder
 from toolkit.parallel.gradients import COMPRESSORS, Exchange, RowOwners
 from toolkit.parallel.gradients.peers import Along
 from toolkit.parallel.gradients.rows.row_bytes import row_bytes

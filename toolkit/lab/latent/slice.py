@@ -18,10 +18,10 @@ from toolkit.figures.axes import round_up, set_limits
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Drag, Plot
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
 from toolkit.looped import load_model
 from toolkit.looped.mixing.latent import MLALayer
+from toolkit.measure.stored import stored_folder
 
 TEXT = "the statement raises an exception if the statement "
 CALIBRATION = (

@@ -185,7 +185,7 @@ def stall() -> Answer:
 
 def token_scan() -> Answer:
     """How many times as long a scan over tokens takes as chunks."""
-    from toolkit.lab.speedups.panel import SpeedupPanel
+    from toolkit.lab.speedups.speedup import SpeedupPanel
 
     view: Any = SpeedupPanel(method="gdn", work="forward+backward", tokens=2048).view
     (scan,) = (row for row in view.rows() if row.name == "toolkit, token scan")

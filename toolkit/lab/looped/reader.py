@@ -23,10 +23,10 @@ from toolkit._compat import set_value
 from toolkit.attention import MIXERS
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.text import looked_at
 from toolkit.lab.mixers.view import norm_of_state
 from toolkit.looped import LoopedConfig, LoopedLM, load_model
+from toolkit.measure.stored import stored_folder
 
 MAX_TOKENS = 64
 MAX_LOOPS = 8

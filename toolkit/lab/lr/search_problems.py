@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lr import NoisyQuadratic, Request, TrainState, shape_rates
 from toolkit.lr.running.candidates import CandidateRunner
 from toolkit.measure import Record, read_records, record, write_records
+from toolkit.measure.stored import stored_folder
 
 PROBLEMS = {
     "noisy quadratic, batch 10": "quadratic 10",

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.notebooks.index import FOLDERS, write_index
+from toolkit.measure.stored import stored_folder
 
 
 def make_workspace(root: Path) -> Path:

@@ -13,10 +13,10 @@ from toolkit.figures import FAINT, INK, look
 from toolkit.lab.kit.controls import Choice
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.planning.memory import CHIP
 from toolkit.measure import in_words
+from toolkit.measure.stored import stored_folder
 from toolkit.planning import Plan, Prediction
 from toolkit.planning.grade.by_compiler import graded, summary
 from toolkit.planning.models import DENSE

@@ -20,9 +20,9 @@ from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
 from toolkit.measure import in_words
+from toolkit.measure.stored import stored_folder
 from toolkit.planning import Strategy, Timeline, cluster, timeline, train_program
 from toolkit.planning.models import model_of
 from toolkit.planning.time.compiled_work import (

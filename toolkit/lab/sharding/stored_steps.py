@@ -19,7 +19,7 @@ import optax
 from tqdm import tqdm
 
 from toolkit import parallel
-from toolkit.lab.kit.stored import stored_folder
+from toolkit.measure.stored import stored_folder
 from toolkit.parallel.axes import axes_of
 
 FLOAT32 = 4

@@ -20,8 +20,8 @@ from toolkit.figures import ACCENT, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
+from toolkit.measure.stored import stored_folder
 from toolkit.measure.words import in_words
 
 FILE = "acceptance.json"

@@ -28,7 +28,7 @@ from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.model import HEADS, LAYERS
 from toolkit.experiments.sparse.quality import at_small_budgets
 from toolkit.experiments.tasks.retrieval import KEYS
-from toolkit.lab.kit.stored import stored_folder
+from toolkit.measure.stored import stored_folder
 
 QUESTIONS = 8
 CONTEXTS = (1024, 4096, 32768)

@@ -14,8 +14,8 @@ from toolkit.attention import MIXERS, mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.mixers.gpu import Work, modelled_work
 from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs, output_weight
-from toolkit.lab.kit.stored import stored_folder
 from toolkit.measure import Peak, Record, published_peak, read_records, record, time_contenders
+from toolkit.measure.stored import stored_folder
 from toolkit.measure.timing import PASSED
 
 FORWARD, GRADIENT, STEP, OTHER = "forward", "forward+backward", "step", "other"

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
+from toolkit.bench.mixers import recorded
 from toolkit.figures import ACCENT, FAINT, log_axes, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, Progress, View
-from toolkit.lab.speedups import recorded
 from toolkit.measure import Peak, in_words
 
 EVERY = "every"
