@@ -11,7 +11,7 @@ from toolkit.lab.attention.instrument import CostPanel
 
 @pytest.fixture(autouse=True)
 def _known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine("this machine", 1e11, 1e10, 4)
+    machine = Machine("this machine, AMD EPYC, rates measured here", 1e11, 1e10, 4)
     monkeypatch.setattr(instrument, "this_machine", lambda: machine)
 
 
@@ -36,6 +36,7 @@ def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
     assert all(p.seconds > 0 and p.tokens == 64 for p in points)
     assert panel.png != png
     assert "measured here" in panel.view.footnote()
+    assert panel._footnote.get_window_extent().x1 < panel.picture.figure.bbox.x1
     panel.heads = 3
     assert panel.view.measured == ()
     panel.heads = 2

@@ -80,7 +80,7 @@ class Costs(CostView):
 
     def footnote(self) -> str:
         whose = f" for {self.machine.name}" if self.machine else ""
-        markers = "; markers: measured here" if self.measured else ""
+        markers = ".\nMarkers: measured here" if self.measured else ""
         # Seconds of a roofline: a token on a large GPU takes less than a program takes to start.
         launch = ", without the time to launch a program" if self.machine else ""
         return f"Lines: modelled{whose}{launch}{markers}. One layer, one sequence."

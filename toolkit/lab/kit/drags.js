@@ -12,6 +12,7 @@ function render({ model, el }) {
     root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     root.style.maxWidth = `${width}px`;
     root.style.height = `${shown}px`;
+    root.style.maxHeight = `${(100 * height) / width}vw`;
     root.replaceChildren(...model.get("places").map(({ name, axis, box, at }, place) => {
       const [left, right, top, bottom] = box, isAcross = axis === "x";
       const handle = document.createElementNS(SVG, "rect");

@@ -57,7 +57,8 @@ class Job(widgets.HBox):
         self.is_running, self._stop.disabled = False, True
         self._started = 0.0
         self._task: asyncio.Task | None = None
-        super().__init__([self._run, self._stop, self._bar, self._text])
+        parts = [self._run, self._stop, self._bar, self._text]
+        super().__init__(parts, layout=widgets.Layout(flex_flow="row wrap"))
 
     @property
     def message(self) -> str:

@@ -55,7 +55,10 @@ class Page(widgets.VBox):
             self.controls[name].show(value)
         width, height = f"{panel.pixels[0]}px", f"{height_of(panel)}px"
         # A fixed height: the page does not move while one picture replaces another.
-        fixed = widgets.Layout(width="100%", max_width=width, height=height, object_fit="contain")
+        most = f"{100 * panel.pixels[1] / panel.pixels[0]:.2f}vw"  # no empty room on a telephone
+        fixed = widgets.Layout(
+            width="100%", max_width=width, height=height, max_height=most, object_fit="contain"
+        )
         self.image = widgets.Image(format="png", layout=fixed)
         # An Image has no alternative text (and fails on a tooltip), so the words stand below it.
         self.caption, self.error, self.table = (

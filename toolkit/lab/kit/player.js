@@ -126,6 +126,7 @@ function render({ model, el }) {
     svg.setAttribute("viewBox", `0 0 ${wide} ${high}`);
     svg.style.maxWidth = `${wide}px`;
     svg.style.height = `${shown}px`;
+    svg.style.maxHeight = `${(100 * high) / wide}vw`;
     clocks = boxes.map(([left, right, from, to]) => {
       const line = svg.appendChild(document.createElementNS(SVG, "line"));
       line.setAttribute("y1", from);
@@ -135,7 +136,7 @@ function render({ model, el }) {
   }
 
   function lay() {
-    width = Math.max(320, root.clientWidth || 860);
+    width = Math.max(240, root.clientWidth || 860);
     space = drawn() ? Math.round(clamp(scene.tall * Math.max(width, 620), 86, 460)) : 20;
     rowHeight = scene.lane_pixels;
     const all = scene.nodes.map((_, node) => place(node)); // how close two nodes come
@@ -572,7 +573,7 @@ function render({ model, el }) {
   scrub.addEventListener("change", () => { if (!isPlaying) settle(); });
 
   const resized = new ResizeObserver(() => {
-    if (scene?.end && root.clientWidth && Math.max(320, root.clientWidth) !== width) lay();
+    if (scene?.end && root.clientWidth && Math.max(240, root.clientWidth) !== width) lay();
   });
   resized.observe(root);
   const retime = () => { if (!isPlaying && scene?.end) {

@@ -51,7 +51,7 @@ class HandIn(Box):
             on_enter(field, self.make)
         place = html.escape(where_progress_lies(lesson.progress.path))
         fields = self.name, self.room, self.button, self.done
-        super().__init__([*fields, widgets.HTML(f"<p>{place}</p>")])
+        super().__init__([*fields, widgets.HTML(f"<p style='line-height:1.4'>{place}</p>")])
         self.add_class("toolkit-hand-in")
 
     def make(self) -> None:

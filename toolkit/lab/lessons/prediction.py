@@ -13,7 +13,8 @@ from toolkit.lab.lessons.outline import Answer, Question
 from toolkit.lab.lessons.progress import Progress
 
 LOCKED = "Locked. Enter a guess, and what happens appears here."
-_BOX = "border:1px solid #8a949e;border-radius:6px;padding:10px 14px;max-width:860px"
+_TEXT = "line-height:1.4"
+_BOX = f"{_TEXT};border:1px solid #8a949e;border-radius:6px;padding:10px 14px;max-width:860px"
 Shown = Panel | widgets.Widget | Callable[[], Panel | widgets.Widget]
 """What appears with the answer, or a function that makes it then."""
 
@@ -94,7 +95,8 @@ class Prediction(Box):
 
     def _unlock(self, guess: float | str) -> None:
         question, answer = self._question, self._question.answer()
-        parts: list[Any] = [widgets.HTML(f"<p>{html.escape(self._words(guess, answer))}</p>")]
+        words = html.escape(self._words(guess, answer))
+        parts: list[Any] = [widgets.HTML(f"<p style='{_TEXT}'>{words}</p>")]
         if answer.draw is not None:
             both = answer.draw
             self.png = png_of(lambda figure: both(figure, guess), 3.6)
