@@ -12,7 +12,8 @@ from toolkit.lab.kit.controls import Number
 
 STYLE = """
 .panel-drags { z-index: 1; }
-.picture-drags { position: absolute; top: 2px; left: 2px; width: 100%; pointer-events: none; }
+.picture-drags { position: absolute; top: 2px; left: 2px; width: calc(100% - 4px);
+  pointer-events: none; }
 .picture-drags rect { fill: transparent; pointer-events: all; touch-action: none; }
 .picture-drags rect:hover, .picture-drags rect:active { fill: #b3245b22; }
 """

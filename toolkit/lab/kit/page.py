@@ -57,7 +57,8 @@ class Page(widgets.VBox):
         # A fixed height: the page does not move while one picture replaces another.
         most = f"{100 * panel.pixels[1] / panel.pixels[0]:.2f}vw"  # no empty room on a telephone
         fixed = widgets.Layout(
-            width="100%", max_width=width, height=height, max_height=most, object_fit="contain"
+            width="calc(100% - 4px)", max_width=width, height=height, max_height=most,
+            object_fit="contain",
         )
         self.image = widgets.Image(format="png", layout=fixed)
         # An Image has no alternative text (and fails on a tooltip), so the words stand below it.

@@ -197,6 +197,8 @@ function render({ model, el }) {
     let x = 6;
     if (!scene.bars.start.length && !scene.messages.start.length) return;
     pen.font = FONT;
+    const each = scene.kinds.map(({ name }) => pen.measureText(name).width + 32);
+    if (each.reduce((sum, wide) => sum + wide, 0) > width) pen.font = SMALL;
     pen.textAlign = "left";
     for (const kind of scene.kinds) {
       if (x + pen.measureText(kind.name).width + 16 > width) return;

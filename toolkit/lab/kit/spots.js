@@ -48,6 +48,7 @@ function render({ model, el }) {
     root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     root.style.maxWidth = `${width}px`;
     root.style.height = `${height}px`;
+    root.style.maxHeight = `${(100 * height) / width}vw`;
     root.setAttribute("aria-label", model.get("words"));
     const asked = JSON.stringify(spots);
     if (asked !== shown) build(spots);

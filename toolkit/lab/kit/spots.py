@@ -18,7 +18,8 @@ from toolkit.lab.kit.panel import Panel
 
 STYLE = """
 .panel-spots { z-index: 1; }
-.picture-spots { position: absolute; top: 2px; left: 2px; width: 100%; pointer-events: none; }
+.picture-spots { position: absolute; top: 2px; left: 2px; width: calc(100% - 4px);
+  pointer-events: none; }
 .picture-spots path { fill: none; stroke: transparent; stroke-width: 22; cursor: pointer;
   pointer-events: stroke; stroke-linecap: round; }
 .picture-spots path:hover { stroke: #b3245b33; }
