@@ -1,10 +1,15 @@
 """The suite of early exits and mixtures of recursions, at a tiny size."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import pytest
 
 from toolkit.bench import exits
 from toolkit.looped import LoopedConfig
+from toolkit.measure import read_records
+
+RECORD = Path(__file__).parents[2] / "data/measurements/amd-epyc-2-cores/exits.json"
 
 
 @pytest.mark.slow
@@ -21,6 +26,17 @@ def test_models_with_routers_are_trained_read_and_compared():
     wrong = {**results, "token": (jnp.asarray(results["token"]) + 1) % 256}
     with pytest.raises(ValueError, match="'token' wrote another text"):
         case.check(wrong)
+
+
+def test_what_the_page_on_serving_says_of_exits():
+    values = {record.name: record.value for record in read_records(RECORD)}
+    case = "early exits, 4 loops, bytes, B=8 float32 | 2 cores | "
+    for rule, rate, bits in ((exits.ALL, 7892, 2.61), ("gate:0.5", 8974, 2.56),
+                             ("gate:0.3", 11_327, 2.57)):  # fmt: skip
+        assert 8 * exits.WRITTEN / values[case + rule] == pytest.approx(rate, abs=0.5)
+        loss = values[f"{case}{rule}, loss of held-out text"]
+        assert loss == pytest.approx(bits, abs=5e-3)
+    assert values[case + "gate:1"] / values[case + exits.ALL] == pytest.approx(1.29, abs=5e-3)
 
 
 @pytest.mark.nightly

@@ -84,6 +84,34 @@ def test_what_the_page_of_results_says_is_left_to_run():
     assert all("H100" in line["environment"]["device"] for line in runs)
 
 
+def test_what_the_page_on_serving_says_of_the_record():
+    experiment = load_experiment("serving")
+    lines = read_runs(RECORDED[0].parent / "serving.jsonl", experiment)
+    results = results_of(lines, experiment)
+    found = {(v.claim.partition(":")[0], v.word): v.seeds for v in experiment.verdicts(results)}
+    assert set(found.values()) == {8}
+    seen = {"TIE", "PBKV", "SART", "DARTS", "DistServe"}
+    assert found.keys() == {
+        *((system, "seen") for system in seen),
+        ("TIE", "contradicted"), ("PBKV", "contradicted"),
+        ("DistServe", "no difference that matters"), ("OServe", "not shown"),
+    }  # fmt: skip
+    for name, values in {
+        "mean wait": {"TIE, expected": 500, "TIE, median": 557},
+        "hits": {"PBKV, predicted": 0.35, "PBKV, lru": 0.23},
+        "time": {"SART, 8": 0.57, "SART, 4": 2.19},
+        "requests within bounds": {"DistServe, split": 0.999, "DistServe, joint": 0.085},
+        "load over that of like replicas": {"OServe, unlike": 1.03},
+    }.items():
+        for label, value in values.items():
+            assert results.mean(label, name) == pytest.approx(value, rel=0.01)
+    assert results.mean("SART, 8", "tokens") <= results.mean("SART, 4", "tokens")
+    assert results.mean("DARTS, adapted", "slowest prompt over even") == pytest.approx(
+        0.43, abs=0.01
+    )
+    assert results.mean("TIE, tail", "mean wait") > results.mean("TIE, expected", "mean wait")
+
+
 def test_what_a_docstring_says_of_tails_is_in_the_record():
     """Smaller errors where chance fails, and no more needles: why they are off unless asked for."""
     experiment = load_experiment("sparse")

@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.measure import in_words
 from toolkit.planning.grade.by_compiler import predicted, score_memory
-from toolkit.planning.grade.peer import beside_peer, mlsysim_seconds, table_beside_peer
+from toolkit.planning.grade.peer import EFFICIENCY, beside_peer, mlsysim_seconds, table_beside_peer
 from toolkit.planning.grade.published import graded_rows
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +25,14 @@ def test_the_page_says_what_is_recorded():
         )  # fmt: skip
         for score in ways:
             assert in_words(score.error, "share") in row
+    assert EFFICIENCY == 0.5
+    nearer = {
+        way: {key for key, (ours, *theirs) in scores.items() if theirs[at].error < ours.error}
+        for at, way in enumerate(("as it comes", "fitted"))
+    }
+    as_it_comes = {("llama-3", "H100 SXM"), ("bigscience", "A100 80GB SXM")}
+    assert nearer["as it comes"] == as_it_comes
+    assert nearer["fitted"] - as_it_comes == {("maxtext", "TPU v5p"), ("tpu-recipes", "TPU v7x")}
     assert "mlsysim 0.3" in table_beside_peer(PUBLISHED, RECORDED)
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from toolkit.looped import LoopedConfig
-from toolkit.planning import Constants
+from toolkit.measure import in_words
+from toolkit.planning import RECIPES, Constants, cluster
 from toolkit.planning.grade import published
 from toolkit.planning.grade.fit import BOUNDS
 from toolkit.planning.memory import gpus
+from toolkit.planning.memory.gpus import shown_bytes
 from toolkit.planning.time.products import waves
 from toolkit.planning.time.seconds import CALIBRATED
 
@@ -197,6 +199,79 @@ def test_another_planner_is_scored_alike(rows):
     assert twice == (40, pytest.approx(1), pytest.approx(1))
 
 
+def on_the_page():
+    """Source and chip -> the cells of its line in the first table of docs/published.md."""
+    page = (PATH.parents[2] / "docs/published.md").read_text()
+    lines = [line[2:-2].split(" | ") for line in page.splitlines() if line.count("|") == 8]
+    return {(source, chip): cells for source, chip, *cells in lines[2:]}
+
+
+def in_cells(found):
+    return [in_words(found.error, "share"), "–" if math.isnan(found.rank) else f"{found.rank:.2f}"]
+
+
+@pytest.mark.slow
+def test_what_the_page_says_of_sources(rows):
+    groups, page = published.by_group(rows), on_the_page()
+    assert page.keys() == groups.keys()
+    scores = {key: published.score_with(mine, None) for key, mine in groups.items()}
+    for key, found in scores.items():
+        assert page[key][:3] == [str(found.rows), *in_cells(found)], key
+    low = [key for key, found in scores.items() if found.rank < 0.795]
+    assert {source for source, _ in low} == {"megatron-lm", "bigscience", "megatron-bridge"}
+    assert len(low) == 3
+    for source, count, error in (("torchtitan", 4, 0.0394), ("bigscience", 59, 0.0373),
+                                 ("nanotron", 59, 0.1)):  # fmt: skip
+        errors = published.peak_errors([each for each in rows if each.row["source"] == source])
+        assert len(errors) == count
+        assert statistics.median(map(abs, errors)) == pytest.approx(error, abs=5e-4)
+    recipe = RECIPES["llama-3-405b"]
+    assert recipe.peak(recipe.strategy).total / published.GIB == pytest.approx(77.1, abs=0.05)
+    assert shown_bytes(cluster("h100:8")) / published.GIB == pytest.approx(79.6, abs=0.05)
+    nanotron = groups["nanotron", "H100 SXM"]
+    for is_large, error, rank in ((True, 0.042, None), (False, 0.087, 0.84)):
+        mine = [
+            each for each in nanotron if (each.row["model"]["name"] == "nanotron-3b") is is_large
+        ]
+        found = published.score_with(mine, None)
+        assert found.error == pytest.approx(error, abs=5e-4)
+        assert rank is None or found.rank == pytest.approx(rank, abs=5e-3)
+    compiled = [each._replace(row={**each.row, "source": ""}) for each in mine]
+    assert published.score_with(compiled, None).error == pytest.approx(0.11, abs=5e-3)
+    shards = [
+        each for each in groups["megatron-lm", "A100 80GB SXM"] if "fsdp" in each.row["layout"]
+    ]
+    ratios = sorted(each.prediction.step_seconds / each.seconds for each in shards)
+    assert (len(ratios), *(round(ratios[at], 2) for at in (0, -1))) == (4, 0.36, 0.70)
+    rest = [each for each in groups["megatron-lm", "A100 80GB SXM"] if each not in shards]
+    assert published.score_with(rest, None).rank == pytest.approx(0.98, abs=5e-3)
+    repeated: dict[str, list[float]] = {}
+    for each in groups["bigscience", "A100 80GB SXM"]:
+        said = [each.row[name] for name in ("model", "layout", "recompute", "chips", "precision")]
+        said += [each.row[name] for name in ("microbatches", "batch", "sequence_length")]
+        repeated.setdefault(json.dumps(said), []).append(each.seconds)
+    assert max(max(x) / min(x) for x in repeated.values()) == pytest.approx(1.08, abs=5e-3)
+    (long,) = [each for each in groups["llama-3", "H100 SXM"]
+               if each.row["sequence_length"] == 131_072]  # fmt: skip
+    assert long.prediction.step_seconds / long.seconds == pytest.approx(1.31, abs=5e-3)
+    (deepseek,) = groups["deepseek-v3", "H800 SXM"]
+    whole = {**deepseek.row["layout"], "dispatch": "all_to_all"}
+    other = published.modelled({**deepseek.row, "layout": whole})
+    ratio = other.prediction.step_seconds / deepseek.prediction.step_seconds
+    assert ratio == pytest.approx(1.8, abs=0.05)
+
+
+def test_what_the_page_says_of_a_layout_run_twice():
+    found = [
+        (row["layout"], row["tokens_per_second_per_chip"])
+        for row in published.read_published(PATH)
+        if row["model"]["name"] == "qwen3-30b-a3b" and row["where"].startswith("26.02")
+    ]
+    (then, after), (first, before) = found
+    assert first == then
+    assert (before, after) == (5113, 9058)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", CALIBRATED)
 def test_constants_are_those_that_fit_the_rows(rows, chip):
@@ -221,6 +296,30 @@ def test_groups_held_out_are_near_too(rows):
     for key, most in {("deepseek-v3", "H800 SXM"): 0.12, ("megatron-bridge", "B200"): 0.2,
                       ("megatron-bridge", "B300"): 0.2}.items():  # fmt: skip
         assert near[key].error < most
+
+
+@pytest.mark.nightly
+def test_what_the_page_says_of_constants(rows):
+    """The columns that are held out, and what the constants would be without gpt-oss."""
+    page = on_the_page()
+    for (source, chip), mine in published.by_group(rows).items():
+        found = published.score_with(mine, published.fit_chip(rows, chip, source))
+        assert page[source, chip][3:] == in_cells(found), (source, chip)
+    without = [each for each in rows if each.row["model"]["name"] != "gpt-oss-120b"]
+    misses: dict[str, list[float]] = {"gpt-oss": [], "others": [], "now": []}
+    for chip, now, then in (("GB300", 0.38, 0.73), ("GB200", 0.29, 0.48)):
+        found, other = published.fit_chip(rows, chip), published.fit_chip(without, chip)
+        assert [found.grouped, other.grouped] == pytest.approx([now, then], abs=5e-3)
+        for each in rows:
+            if each.group == ("megatron-bridge", chip) and "experts" in each.row["model"]:
+                is_first = each.row["model"]["name"] == "gpt-oss-120b"
+                miss = each.predicted(other) / each.seconds - 1
+                misses["gpt-oss" if is_first else "others"].append(miss)
+                if not is_first:
+                    misses["now"].append(each.predicted(found) / each.seconds - 1)
+    assert statistics.median(misses["gpt-oss"]) == pytest.approx(-0.29, abs=0.01)
+    assert statistics.median(map(abs, misses["others"])) == pytest.approx(0.05, abs=5e-3)
+    assert [min(misses["now"]), max(misses["now"])] == pytest.approx([0.27, 0.43], abs=0.01)
 
 
 def test_constants_refuse_what_no_chip_reaches():

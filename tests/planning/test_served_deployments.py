@@ -1,11 +1,13 @@
 """Decoding graded by published deployments: rows, errors held out, what the roofline alone says."""
 
 import math
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 
+from toolkit.measure import in_words
 from toolkit.planning import plan_decode
 from toolkit.planning.decode.mixtures import MixtureCost
 from toolkit.planning.decode.rates import ROOFLINE, SERVED
@@ -58,6 +60,18 @@ def test_constants_are_those_that_fit():
     fitted = fit_served(ROWS)
     for name in FITTED:
         assert getattr(SERVED, name) == pytest.approx(getattr(fitted, name), rel=0.02)
+
+
+def test_what_the_page_says_of_deployments():
+    page = (PATH.parents[2] / "docs/published.md").read_text()
+    groups: dict[str, list[float]] = {}
+    for each in ROWS:
+        groups.setdefault(each.row["source"], []).append(each)
+    assert len(FITTED) == 2
+    for source, mine in groups.items():
+        misses = [math.expm1(x) for x in misses_of(source, fit_served(ROWS, source))]
+        error = in_words(statistics.median(map(abs, misses)), "share")
+        assert re.search(rf"^\| {source} \| .* \| {len(mine)} \| {error} \|$", page, re.M), source
 
 
 def test_every_row_says_whose_it_is_and_fits_its_chips():

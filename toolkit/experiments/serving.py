@@ -1,4 +1,4 @@
-"""Policies of serving, each with what its paper claims: simulated, with five draws of requests.
+"""Policies of serving, each with what its paper claims: simulated, with requests drawn by chance.
 
 Orders by expected length (TIE) wait for eight slots of unit speed at nine tenths of the load, with
 log-t lengths of three degrees of freedom. Prefixes are forgotten by recency or by prediction (PBKV)
