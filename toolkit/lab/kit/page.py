@@ -57,7 +57,10 @@ class Page(widgets.VBox):
         # A fixed height: the page does not move while one picture replaces another.
         most = f"{100 * panel.pixels[1] / panel.pixels[0]:.2f}vw"  # no empty room on a telephone
         fixed = widgets.Layout(
-            width="calc(100% - 4px)", max_width=width, height=height, max_height=most,
+            width="calc(100% - 4px)",
+            max_width=width,
+            height=height,
+            max_height=most,
             object_fit="contain",
         )
         self.image = widgets.Image(format="png", layout=fixed)
