@@ -244,10 +244,13 @@ def test_an_audit_shows_each_index_at_equal_bytes(monkeypatch):
     monkeypatch.setattr(audits, "SELECTORS", {n: SELECTORS[n] for n in ("random", "quest", "hata")})
     language = LoopedLM(LoopedConfig.tiny("full", width=16, heads=2), rngs=nnx.Rngs(0))
     budget, size = 44, 8
-    first, *_, rows = audits.audit(language, np.arange(75, dtype=np.int32), (budget, 24), steps=4)
+    first, *_, rows = audits.audit(language, np.arange(75, dtype=np.int32), (24, budget), steps=4)
     assert [row.name for row in first] == ["random"]
     assert "No row at equal bytes" in audits.verdict(first)
-    assert [row.name for row in rows if row.budget == 24] == ["random", "hata"]  # quest reads 35
+    # A budget that one system cannot keep says so of that system, and of no other.
+    assert [row.name for row in rows if row.budget == 24] == ["random", "hata"]
+    words = "no row, as its sinks and recent tokens, which are always read, are 35"
+    assert f"quest, budget 24: {words}" in audits.audit_table(rows)
     rows = [row for row in rows if row.budget == budget]
     found = {row.name: row for row in rows}
     # Hashes of keys this small take more bytes than the keys.
@@ -258,6 +261,7 @@ def test_an_audit_shows_each_index_at_equal_bytes(monkeypatch):
     assert plain.kilobytes > kilobytes >= equal.kilobytes > 0.9 * kilobytes
     assert plain.tokens > equal.tokens
     table = audits.audit_table(rows)
+    assert words not in table
     assert "quest, equal bytes" in table
     assert "hata: not at equal bytes" in table
     # Weights of a random model are flat: chance keeps as much, and the budget decides nothing.
@@ -293,8 +297,8 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
         next(audits.audit(language, tokens[:30], (28,), steps=4))
     with pytest.raises(ValueError, match="steps must be at least 1"):
         next(audits.audit(language, tokens, (28,), steps=0))
-    with pytest.raises(ValueError, match="budget must be at least 20"):
-        next(audits.audit(language, tokens, (19,), steps=4))
+    with pytest.raises(ValueError, match="budget must be at least 5 tokens, what window always"):
+        next(audits.audit(language, tokens, (28, 4), steps=4))
     recurrent = LoopedLM(LoopedConfig.tiny("gdn", width=16, heads=2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs softmax layers"):
         next(audits.audit(recurrent, tokens, (28,), steps=4))

@@ -174,13 +174,20 @@ def test_what_is_dropped_is_never_touched_and_what_is_read_shows():
     assert not found[2].any()
 
 
-def test_exact_shares_reach_their_target():
+@pytest.mark.parametrize("group", ["each", "union", "sum", "max"])
+def test_exact_shares_reach_their_target(group):
+    """Of every head, also where heads select together, with no token too many in their order."""
     fewer = jnp.zeros(())
     for share in (0.5, 0.8, 0.95):
-        step = decode("oracle", sparse.MassTarget(share), group="each")
+        step = decode("oracle", sparse.MassTarget(share), group=group)
         mass = sparse.recovered_mass(step.lse, dense()[1])
         assert (mass >= jnp.maximum(share, fewer) - EXACT).all()
         fewer = mass
+        for row, head in np.ndindex(BATCH, HEADS) if group in ("sum", "max") else ():
+            p, (start, end) = np.asarray(dense()[2][row, head]), (3, LENGTH[row] - 5)
+            ranked = p[:, start:end][:, np.argsort(-getattr(p[:, start:end], group)(axis=0))]
+            before = 1 - p[:, start:end].sum(1, keepdims=True) + ranked.cumsum(1) - ranked
+            assert step.tokens[row, head] == 8 + (before.min(axis=0) < share).sum()
 
 
 @pytest.mark.parametrize("group", ["sum", "max"])

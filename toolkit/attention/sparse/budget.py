@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_count
 
 
 class Ranked(NamedTuple):
-    """Units of one query head in falling order of their score, with their estimated shares."""
+    """Units in falling order of their score, with their estimated shares of the softmax of every
+    query head that reads them."""
 
     # estimated share of the whole softmax that each unit holds; None if not asked for
-    shares: Float[Array, "units"] | None
+    shares: Float[Array, "heads units"] | None
     sizes: Int[Array, "units"]  # tokens of each unit
     # estimated share of the sinks and recent tokens, which are always read, likewise
-    forced_share: Float[Array, ""] | None
-    forced_lse: Float[Array, "group"]  # their residual, exactly, for every query head of the set
+    forced_share: Float[Array, "heads"] | None
+    forced_lse: Float[Array, "heads"]  # their residual, exactly
     scores: Float[Array, "all_units"]  # by which all units are ranked, in the units' own order
     room: Int[Array, ""]  # the most tokens that may still be read
 
@@ -187,8 +189,9 @@ class MassTarget(_Estimated):
     """The fewest tokens that hold a share of the softmax, as far as the system can estimate it.
 
     Whole units are taken until their estimated shares, with that of the sinks and recent tokens,
-    reach `share`; `most_tokens` bounds what is read and decides the time of a step. Of heads that
-    select together by "sum" or "max" it is the mean of their shares: one head may hold far less.
+    reach `share` for every query head that reads them; `most_tokens` bounds what is read and
+    decides the time of a step. Hashes (HATA) promise more than they hold on peaked keys
+    (tests/attention/sparse/test_sparse_targets.py).
 
     Example:
         >>> MassTarget(0.9, most_tokens=2048).most(65536)
@@ -198,13 +201,15 @@ class MassTarget(_Estimated):
     def selected(self, ranked: Ranked) -> Array:
         assert ranked.shares is not None  # this budget needs the mass
         assert ranked.forced_share is not None
-        before = ranked.forced_share + jnp.cumsum(ranked.shares) - ranked.shares
-        return jnp.where(before < self.share, ranked.sizes, 0).sum(dtype=jnp.int32)
+        before = ranked.forced_share[:, None] + jnp.cumsum(ranked.shares, axis=1) - ranked.shares
+        return jnp.where((before < self.share).any(0), ranked.sizes, 0).sum(dtype=jnp.int32)
 
 
 @dataclass(frozen=True)
 class Threshold(_Estimated):
-    """Every token whose estimated share of the softmax is at least `share`.
+    """Every token whose estimated share of some head's softmax is at least `share`.
+
+    Heads that select together read also what their common order puts before the last such token.
 
     Example:
         >>> Threshold(0.001, most_tokens=1000).most(65536)
@@ -213,8 +218,9 @@ class Threshold(_Estimated):
 
     def selected(self, ranked: Ranked) -> Array:
         assert ranked.shares is not None
-        each = ranked.shares / jnp.maximum(ranked.sizes, 1).astype(ranked.shares.dtype)
-        return jnp.where(each >= self.share, ranked.sizes, 0).sum(dtype=jnp.int32)
+        each = ranked.shares / jnp.maximum(ranked.sizes, 1)[None].astype(ranked.shares.dtype)
+        is_last = lax.cummax((each >= self.share).any(0), reverse=True)
+        return jnp.where(is_last, ranked.sizes, 0).sum(dtype=jnp.int32)
 
 
 def _check_share(name: str, share: float) -> None:

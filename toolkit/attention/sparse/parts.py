@@ -39,8 +39,9 @@ class Ranking(NamedTuple):
     scores: Float[Array, "sets units"]
     # estimated logarithm of every unit's sum of exponentials, None if not asked for
     logits: Float[Array, "group units"] | None
-    shares: Float[Array, "sets units"] | None  # estimated shares of the softmax, likewise
-    forced_share: Float[Array, "sets"] | None  # that of the sinks and recent tokens
+    # estimated shares of every head's softmax, likewise, and those of sinks and recent tokens
+    shares: Float[Array, "sets heads units"] | None
+    forced_share: Float[Array, "sets heads"] | None
 
 
 class Part(NamedTuple):
@@ -85,7 +86,9 @@ def rank(
         assert logits is not None
         logits = jnp.where(is_usable, logits, -jnp.inf)
         total = jnp.logaddexp(forced_lse, jax.nn.logsumexp(logits, axis=1))[:, None]
-        shares, forced_share = jnp.exp(logits - total), jnp.exp(forced_lse - total[:, 0])
+        sets = 1 if group in ("sum", "max") else scores.shape[0]
+        shares = jnp.exp(logits - total).reshape(sets, -1, units.size)
+        forced_share = jnp.exp(forced_lse - total[:, 0]).reshape(sets, -1)
     if group in ("union", "each") or scores.shape[0] == 1:
         return Ranking(scores, logits, shares, forced_share)
     in_logarithms = not selector.compares_scores
@@ -99,10 +102,7 @@ def rank(
         # Without the barriers XLA computes votes and their sums again for every use of them.
         votes = lax.optimization_barrier(jnp.where(is_usable, scores - total, -jnp.inf))
     reduced = lax.optimization_barrier(reduce(votes) if reduced is None else reduced)
-    reduced = jnp.where(is_usable, reduced, -jnp.inf)
-    if shares is None or forced_share is None:
-        return Ranking(reduced, logits, None, None)
-    return Ranking(reduced, logits, shares.mean(0)[None], forced_share.mean(0)[None])
+    return Ranking(jnp.where(is_usable, reduced, -jnp.inf), logits, shares, forced_share)
 
 
 def _over_group(group: str, in_logarithms: bool, votes: Float[Array, "group units"]) -> Array:
@@ -142,7 +142,7 @@ def selected_tokens(
             is_token &= scores[units] > -jnp.inf
         wanted = room
         if budget.needs_mass or budget.compares_heads:
-            shares = None if shares is None else shares[units]
+            shares = None if shares is None else shares[:, units]
             ranked = Ranked(shares, sizes, forced_share, lse, scores, room)
             args = budget, ranked, head.index, head.keys, q, tokens
             suffices = selector.suffices(*args)

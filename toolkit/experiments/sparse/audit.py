@@ -144,8 +144,8 @@ def audit(
     """Each system on the last `steps` tokens of a text; one with an index once more, with so many
     fewer tokens that both together read no more than the budget's keys and values.
 
-    Yields all rows so far after every system, the first budget first; later budgets have rows where
-    they are below the text's length and not below what a system always reads. Last comes the check
+    Yields all rows so far after every system, the first budget first; a budget has rows where it is
+    below the text's length, and of the systems that do not always read more. Last comes the check
     with room for all tokens.
     """
     config = model.config
@@ -166,12 +166,11 @@ def audit(
     order = [name for name in FIRST if name in SELECTORS]
     order += [name for name in SELECTORS if name not in FIRST]
     selectors = {name: at_small_budgets(name) for name in order}
-    for name, selector in selectors.items():
-        if budgets[0] < selector.least:
-            raise ValueError(
-                f"budget must be at least {selector.least}, sinks and recent tokens of {name} that "
-                f"are always read; got {budgets[0]}"
-            )
+    name = min(selectors, key=lambda name: selectors[name].least)
+    if min(budgets) < (least := selectors[name].least):
+        raise ValueError(
+            f"budget must be at least {least} tokens, what {name} always reads; got {min(budgets)}"
+        )
     given, start = jnp.asarray(tokens)[None], len(tokens) - steps
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
     itemsize, per_token = config.compute_dtype.itemsize, bytes_per_token(config)
@@ -285,6 +284,10 @@ def audit_table(rows: list[Row]) -> str:
     for row in rows:
         if (row.name.removesuffix(EQUAL), row.budget) not in equal:
             table += f"\n{row.name}: not at equal bytes, as its index leaves too few tokens"
+    for budget, name in itertools.product(dict.fromkeys(row.budget for row in rows), SELECTORS):
+        if budget < (least := at_small_budgets(name).least):
+            table += f"\n{name}, budget {budget}: no row, as its sinks and recent tokens, "
+            table += f"which are always read, are {least}"
     return table
 
 
