@@ -143,7 +143,7 @@ def test_a_row_can_be_freed_and_filled_again(name):
 @pytest.mark.parametrize("name", MASSES)
 def test_mass_grows_with_every_budget(name):
     for budgets in (
-        [sparse.FixedTokens(count) for count in (12, 40)],
+        [sparse.FixedTokens(count) for count in (selector(name).least, CAPACITY)],
         [sparse.MassTarget(share) for share in (0.5, 0.9)],
         [sparse.Threshold(share) for share in (0.1, 0.01)],
     ):

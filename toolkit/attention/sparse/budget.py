@@ -219,8 +219,8 @@ class Threshold(_Estimated):
     def selected(self, ranked: Ranked) -> Array:
         assert ranked.shares is not None
         each = ranked.shares / jnp.maximum(ranked.sizes, 1)[None].astype(ranked.shares.dtype)
-        is_last = lax.cummax((each >= self.share).any(0), reverse=True)
-        return jnp.where(is_last, ranked.sizes, 0).sum(dtype=jnp.int32)
+        left = lax.cumsum((each >= self.share).any(0).astype(jnp.int32), reverse=True)
+        return jnp.where(left > 0, ranked.sizes, 0).sum(dtype=jnp.int32)
 
 
 def _check_share(name: str, share: float) -> None:
