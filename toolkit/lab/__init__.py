@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from toolkit.lab.mixers.costs import MixerCostPanel
     from toolkit.lab.mixers.panel import MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
-    from toolkit.lab.pipelines.pipeline_panel import PipelinePanel
+    from toolkit.lab.pipelines.pipeline import PipelinePanel
     from toolkit.lab.planning.fits import FitsPanel
     from toolkit.lab.planning.memory import ChipMemoryPanel
     from toolkit.lab.planning.plan import PlanPanel
