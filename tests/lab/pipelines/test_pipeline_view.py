@@ -158,8 +158,11 @@ def test_sixteen_stages_and_sixty_four_microbatches_move_in_a_tenth_of_a_second(
     from panel_moves import assert_quick_update
 
     from toolkit.lab import PipelinePanel
+    from toolkit.lab.kit.page import ROW_PIXELS, SCREEN_PIXELS, WORDS_PIXELS, height_of, rows_of
 
     panel = PipelinePanel(devices=16, microbatches=64)
+    taken = WORDS_PIXELS + ROW_PIXELS * rows_of(panel) + panel.pixels_above
+    assert taken + height_of(panel) <= SCREEN_PIXELS
     for name in ("1F1B", "ZB-H1"):
         panel.schedule = name
         assert_quick_update(panel, "times", np.arange(1, 4, 0.5).tolist())

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.colors import to_rgb
 
-LANES_PIXELS = 250  # of all lanes together, where they are many
+LANES_PIXELS, BELOW_NODES = 250, 104  # of all lanes together, where they are many
 LATER = 999  # the number of what is still to come, in JSON
 Steps = tuple[Sequence[float], Sequence[float]]
 """Times in their order, and the value from each of them on."""
@@ -183,7 +183,8 @@ class Scene:
     @property
     def lane_pixels(self) -> int:
         """The height of a lane."""
-        return min(max(LANES_PIXELS // max(len(self.lanes), 1), 5), 26)
+        every = BELOW_NODES if self.nodes else LANES_PIXELS
+        return min(max(every // max(len(self.lanes), 1), 5), 26)
 
     def pixels(self, width: int) -> int:
         """The height in which the player draws it on a page this wide."""
