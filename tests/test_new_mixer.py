@@ -98,9 +98,9 @@ def test_its_line_is_on_the_page_of_mixers():
 
 
 def test_the_instrument_of_attention_counts_measures_and_names_it():
-    from toolkit.lab.attention.cost_curves import DECODE, PREFILL, Layer, Machine
+    from toolkit.bench.mixers.layer_costs import DECODE, PREFILL, Layer, measure_pieces
+    from toolkit.lab.attention.cost_curves import Machine
     from toolkit.lab.attention.instrument import costs, decode_memory
-    from toolkit.lab.attention.measurement import measure_pieces
 
     mixers = ("full", "toy")
     sizes = {"context_length": 4096, "heads": 4, "head_size": 64, "window": 512, "mixers": mixers}
@@ -124,12 +124,12 @@ def test_the_instrument_of_attention_counts_measures_and_names_it():
 
 
 def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
-    from toolkit.lab.mixers import costs, panel
+    from toolkit.lab.mixers import panel
 
     monkeypatch.setitem(panel.MENU, "Toy", "toy")  # the menu is made as the table is when imported
     shown = panel.MixerPanel(left="toy", right="gla")
     assert "Toy: " in shown.view.sentence()
-    assert "Toy moves" in costs.MixerCostPanel(left="toy", right="gla").view.sentence()
+    assert "Toy moves" in panel.MixerCostPanel(left="toy", right="gla").view.sentence()
     before = shown.view.left.state_norm
     suite("lab/mixers/test_mixer_view.py").test_reach_and_state_are_those_of_the_library("toy")
     shown.write_strength = 1.0  # moves any gate between 0 and 1, whatever its name

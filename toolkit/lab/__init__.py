@@ -89,8 +89,7 @@ if TYPE_CHECKING:
     from toolkit.lab.looped.state import LoopStatePanel
     from toolkit.lab.lr.race import RacePanel
     from toolkit.lab.lr.search_panel import SearchPanel
-    from toolkit.lab.mixers.costs import MixerCostPanel
-    from toolkit.lab.mixers.panel import MixerPanel
+    from toolkit.lab.mixers.panel import MixerCostPanel, MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
     from toolkit.lab.pipelines.pipeline import PipelinePanel
     from toolkit.lab.planning.fits import FitsPanel

@@ -4,8 +4,10 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab.attention import instrument, measurement
-from toolkit.lab.attention.cost_curves import DECODE, MIXER_NAMES, PREFILL, Machine
+from toolkit.bench.mixers import layer_costs as measurement
+from toolkit.bench.mixers.layer_costs import DECODE, MIXER_NAMES, PREFILL
+from toolkit.lab.attention import instrument
+from toolkit.lab.attention.cost_curves import Machine
 from toolkit.lab.attention.instrument import CostPanel
 
 

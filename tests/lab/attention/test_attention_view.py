@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from toolkit.lab.attention.cost_curves import (
-    DECODE,
-    KEPT,
-    MIXER_NAMES,
-    PREFILL,
-    TOKENS,
-    Machine,
-    Point,
-)
+from toolkit.bench.mixers.layer_costs import DECODE, KEPT, MIXER_NAMES, PREFILL, Point
+from toolkit.lab.attention.cost_curves import TOKENS, Machine
 from toolkit.lab.attention.instrument import costs, decode_memory
 
 MACHINE = Machine("a machine", 1e11, 1e10, 4)

@@ -7,9 +7,8 @@ from tiers import by_night
 pytest.importorskip("ipywidgets")
 
 from toolkit.attention import mixer
-from toolkit.lab.mixers.costs import COUNTED, MixerCostPanel, decode_costs
 from toolkit.lab.mixers.inputs import recurrent_mixers
-from toolkit.lab.mixers.panel import MixerPanel
+from toolkit.lab.mixers.panel import COUNTED, MixerCostPanel, MixerPanel, decode_costs
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow

@@ -14,17 +14,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.attention import Mixer, mixer
+from toolkit.attention import mixer
+from toolkit.bench.mixers.layer_costs import DECODE, KEPT, PREFILL, Layer, Point
 from toolkit.figures import ACCENT, Look, log_axes, look
 from toolkit.lab.kit.plot import Drag, Plot
 from toolkit.lab.kit.view import Data, View
 
-MIXER_NAMES = ("full", "window", "gdn")
 SHORT_NAMES = {"full": "full softmax", "window": "sliding window", "gdn": "gated delta net"}
-PREFILL, DECODE, KEPT = "prefill", "decode", "kept"
-CHUNK_OF_THE_KERNEL = 0
-# A float32 score written once and read once.
-DENSE_BYTES_PER_SCORE = 8
 # Two points a doubling draw a smooth line on logarithmic axes.
 TOKENS = np.unique(np.geomspace(128, 1 << 20, 27).round().astype(int))
 
@@ -53,52 +49,6 @@ class Machine(NamedTuple):
     flops_per_second: float  # of matrix products
     bytes_per_second: float  # of main memory
     bytes_per_number: int  # of keys and values in the precision the rates are for
-
-
-@dataclass(frozen=True)
-class Point:
-    """One time measured here: median and interquartile range, in seconds."""
-
-    mixer: str
-    phase: str
-    tokens: int
-    seconds: float
-    spread: float
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The sizes on which the cost of one layer depends, or of some that are alike."""
-
-    heads: int
-    head_size: int
-    window: int = 1  # tokens the sliding window sees
-    bytes_per_number: int = 2  # of keys and values; recurrent states are float32
-    sequences: int = 1
-    softmax: str = "blockwise"  # or "dense", whose prefill writes and reads every float32 score
-    chunk: int = CHUNK_OF_THE_KERNEL  # tokens the gated delta net's prefill takes at once
-    layers: int = 1
-
-    def row(self, name: str) -> Mixer:
-        """The row of `MIXERS`, with this window where it has one."""
-        row = mixer(name)
-        return mixer(name, sliding_window=self.window) if "sliding_window" in row.options else row
-
-    def cost(self, name: str, what: str, unit: str, tokens: int) -> float:
-        """`"FLOP"` or `"bytes"` of a prefill or decode step, bytes kept: by its row of `MIXERS`."""
-        row = self.row(name)
-        sizes = self.sequences, tokens, self.heads, self.head_size, self.head_size
-        if unit == "FLOP":
-            if what == DECODE:
-                return self.layers * row.step_flops(*sizes, **row.options)
-            has_chunks = "xla" in row.implementations and self.chunk != CHUNK_OF_THE_KERNEL
-            options = {"chunk": self.chunk} if has_chunks else row.options
-            return self.layers * row.forward_flops(*sizes, **options)
-        formula = {PREFILL: row.forward_bytes, DECODE: row.step_bytes, KEPT: row.state_bytes}[what]
-        moved = formula(*sizes, element_bytes=self.bytes_per_number, **row.options)
-        if what == PREFILL and self.softmax == "dense" and "dense" in row.implementations:
-            moved += DENSE_BYTES_PER_SCORE * self.heads * tokens**2
-        return self.layers * moved
 
 
 @dataclass(frozen=True)

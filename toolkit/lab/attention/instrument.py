@@ -8,23 +8,25 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.figures import ACCENT, INK
-from toolkit.lab.attention.cost_curves import (
-    BEHIND_WORDS,
+from toolkit.bench.mixers.layer_costs import (
     CHUNK_OF_THE_KERNEL,
     DECODE,
     KEPT,
-    MEMORY,
     MIXER_NAMES,
-    PHASES,
     PREFILL,
+    Layer,
+    Point,
+    measure_pieces,
+)
+from toolkit.figures import ACCENT, INK
+from toolkit.lab.attention.cost_curves import (
+    BEHIND_WORDS,
+    MEMORY,
+    PHASES,
     CostCurves,
     CostView,
-    Layer,
     Machine,
-    Point,
 )
-from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot

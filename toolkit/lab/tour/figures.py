@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from toolkit.bench.mixers.layer_costs import DECODE, PREFILL
 from toolkit.figures import in_words, log_axes, look, new_figure, style
-from toolkit.lab.attention.cost_curves import DECODE, PREFILL
 
 # Models and layouts borrow the looks of the mixers they are about.
 _LOOKS = {

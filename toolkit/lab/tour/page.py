@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.bench.mixers.layer_costs import DECODE, PREFILL
 from toolkit.figures import in_words, report
-from toolkit.lab.attention.cost_curves import DECODE, PREFILL
 from toolkit.lab.tour import figures
 from toolkit.language import TrainedModel, TrainingRun
 from toolkit.language.train import LOG_EVERY

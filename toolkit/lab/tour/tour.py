@@ -18,9 +18,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from toolkit.bench.mixers.layer_costs import DECODE, KEPT, PREFILL, Layer, measure_pieces
 from toolkit.figures.report import write_whole
-from toolkit.lab.attention.cost_curves import DECODE, KEPT, PREFILL, Layer
-from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.tour.page import TourResults, write_tour_page
 from toolkit.language import (
     TrainedModel,

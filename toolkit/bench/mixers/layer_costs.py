@@ -1,22 +1,75 @@
-"""Times of the mixers on this machine, in pieces short enough to stop between.
+"""What one layer costs: modelled from a mixer's row of `MIXERS`, and measured on this machine.
 
-Nothing is timed before every mixer has agreed with its own reference, in both phases.
+Measuring comes in pieces short enough to stop between. Nothing is timed before every mixer has
+agreed with its own reference, in both phases.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import Mixer
+from toolkit.attention import Mixer, mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import bound, in_place
 from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs
-from toolkit.lab.attention.cost_curves import DECODE, MIXER_NAMES, PREFILL, Layer, Point
 from toolkit.measure import time_contenders
+
+MIXER_NAMES = ("full", "window", "gdn")
+PREFILL, DECODE, KEPT = "prefill", "decode", "kept"
+CHUNK_OF_THE_KERNEL = 0
+# A float32 score written once and read once.
+DENSE_BYTES_PER_SCORE = 8
+
+
+@dataclass(frozen=True)
+class Point:
+    """One time measured here: median and interquartile range, in seconds."""
+
+    mixer: str
+    phase: str
+    tokens: int
+    seconds: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes on which the cost of one layer depends, or of some that are alike."""
+
+    heads: int
+    head_size: int
+    window: int = 1  # tokens the sliding window sees
+    bytes_per_number: int = 2  # of keys and values; recurrent states are float32
+    sequences: int = 1
+    softmax: str = "blockwise"  # or "dense", whose prefill writes and reads every float32 score
+    chunk: int = CHUNK_OF_THE_KERNEL  # tokens the gated delta net's prefill takes at once
+    layers: int = 1
+
+    def row(self, name: str) -> Mixer:
+        """The row of `MIXERS`, with this window where it has one."""
+        row = mixer(name)
+        return mixer(name, sliding_window=self.window) if "sliding_window" in row.options else row
+
+    def cost(self, name: str, what: str, unit: str, tokens: int) -> float:
+        """`"FLOP"` or `"bytes"` of a prefill or decode step, bytes kept: by its row of `MIXERS`."""
+        row = self.row(name)
+        sizes = self.sequences, tokens, self.heads, self.head_size, self.head_size
+        if unit == "FLOP":
+            if what == DECODE:
+                return self.layers * row.step_flops(*sizes, **row.options)
+            has_chunks = "xla" in row.implementations and self.chunk != CHUNK_OF_THE_KERNEL
+            options = {"chunk": self.chunk} if has_chunks else row.options
+            return self.layers * row.forward_flops(*sizes, **options)
+        formula = {PREFILL: row.forward_bytes, DECODE: row.step_bytes, KEPT: row.state_bytes}[what]
+        moved = formula(*sizes, element_bytes=self.bytes_per_number, **row.options)
+        if what == PREFILL and self.softmax == "dense" and "dense" in row.implementations:
+            moved += DENSE_BYTES_PER_SCORE * self.heads * tokens**2
+        return self.layers * moved
+
 
 # The menu of context lengths: each shape is compiled once, whatever the sliders do.
 LENGTHS = {PREFILL: (256, 4096), DECODE: (256, 4096)}
