@@ -1,6 +1,8 @@
 """What pages say of the package and its records; their sentences name the test that holds them."""
 
+import inspect
 import itertools
+import re
 import tomllib
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from toolkit.lab.tour import sharded_step, tour
 from toolkit.language import TrainingRun
 from toolkit.looped import LoopedConfig
 from toolkit.measure import read_records
+from toolkit.parallel.hosts import meeting, processes, recipes
+from toolkit.planning import Strategy
+from toolkit.planning.time.orders import schedule_of
+from toolkit.schedules import Durations, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -54,3 +60,25 @@ def test_latent_steps_reach_the_share_of_the_floor_that_the_page_says():
         if record.name.startswith("latents of") and record.name.endswith("fraction of floor")
     ]
     assert (round(min(shares), 2), round(max(shares), 2), len(shares)) == (0.12, 0.38, 4)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "slices"), [(4, 1, 4), (2, 3, 2), (4, 4, 1)])
+def test_slices_idle_for_the_share_of_a_step_that_the_page_says(stages, microbatches, slices):
+    strategy = Strategy(pipeline=stages, microbatches=microbatches, slices=slices)
+    found = simulate(schedule_of(strategy), Durations(1, 0.5, 0.5))
+    assert float(found.bubble) == (stages - 1) / (microbatches * slices + stages - 1)
+
+
+def test_hosts_wait_as_long_as_the_page_says():
+    assert (meeting.MOST_SECONDS, meeting._NOTICE_SECONDS) == (30 * 60, 20)
+    assert recipes._SAVE_SECONDS == 120
+    theirs = inspect.signature(jax.distributed.initialize).parameters
+    assert theirs["heartbeat_timeout_seconds"].default == 100  # which no call of ours changes
+    assert "heartbeat" not in inspect.getsource(processes)
+
+
+def test_the_kills_of_the_table_are_a_hundred():
+    page = (ROOT / "docs/many_hosts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*? \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert sum(int(count) for row in rows for count in row) == 100
+    assert len(rows) == 3

@@ -112,6 +112,16 @@ def test_what_the_page_on_serving_says_of_the_record():
     assert results.mean("TIE, tail", "mean wait") > results.mean("TIE, expected", "mean wait")
 
 
+def test_what_the_page_on_sharding_says_of_gradients():
+    experiment = load_experiment("gradients")
+    lines = read_runs(RECORDED[0].parent / "gradients.jsonl", experiment)
+    largest, signs, four_bits, *_ = experiment.verdicts(results_of(lines, experiment))
+    assert [verdict.word for verdict in (largest, signs, four_bits)] == ["seen"] * 3
+    assert largest.interval[0] > 0.17
+    assert signs.interval[0] > 0.26
+    assert "to 0.02 nats" in four_bits.claim
+
+
 def test_what_a_docstring_says_of_tails_is_in_the_record():
     """Smaller errors where chance fails, and no more needles: why they are off unless asked for."""
     experiment = load_experiment("sparse")

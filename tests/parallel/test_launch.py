@@ -79,6 +79,19 @@ def test_a_job_starts_again_as_often_as_allowed(tmp_path, capsys):
     assert "process 1 of 2 ended with status 1; starting again (1 of 1)" in capsys.readouterr().err
 
 
+def test_a_job_that_starts_again_has_half_as_many_processes(tmp_path):
+    told = tmp_path / "told"
+    code = (
+        "import os, sys, time\n"
+        "if os.environ['JAX_PROCESS_ID'] != '0': time.sleep(60)\n"
+        f"print(os.environ['JAX_NUM_PROCESSES'], file=open({str(told)!r}, 'a'))\n"
+        "sys.exit(1)"
+    )
+    with pytest.raises(RuntimeError, match="process 0 of 2"):
+        launch([sys.executable, "-c", code], processes=5, restarts=2, fewest=2)
+    assert told.read_text().split() == ["5", "2", "2"]
+
+
 def test_a_request_to_stop_is_handed_on(tmp_path):
     """As SIGTERM, whatever it was; and what the processes end with is the job's status."""
     wait = f"time.sleep({A_LONG_TIME})"

@@ -56,7 +56,7 @@ def router_logits(
 
         z = x W + b
 
-    In bfloat16 one token in twenty-five would go to other experts than in float32.
+    Logits of 256 experts, rounded to bfloat16, send three to four tokens in a hundred to others.
 
     Args:
         x: tokens [..., width].
