@@ -1,8 +1,6 @@
-"""Sentences with a number or a comparison are tied to an assertion, cited, or on a list.
+"""Sentences with a number or a comparison are tied to an assertion or cited.
 
-`tests/support/prose.py` says what is a claim and how a mark looks. The list, `tests/untied.txt`,
-holds what is not tied yet, by page; a sentence on it that is tied, changed or cut leaves it
-(`python tests/support/prose.py`), and nothing joins it.
+`tests/support/prose.py` says what is a claim and how a mark looks.
 """
 
 import ast
@@ -22,7 +20,6 @@ from prose import (
     cites,
     found,
     in_markdown,
-    listed,
     markdown_of,
     untied,
     without_numbers,
@@ -34,19 +31,9 @@ from toolkit.lab.lessons.catalogue import load_outline
 CLAIMS = found()
 
 
-def test_a_claim_is_tied_or_on_the_list() -> None:
-    allowed, new = listed(), []
-    for page, sentences in untied(CLAIMS).items():
-        new += [f"{page}: {s}" for k, s in sentences.items() if k not in allowed.get(page, ())]
-    assert not new, "tie, cite or cut (tests/support/prose.py):\n" + "\n".join(new)
-
-
-def test_the_list_shrinks() -> None:
-    left = untied(CLAIMS)
-    gone = {page: keys - left.get(page, {}).keys() for page, keys in listed().items()}
-    gone = {page: keys for page, keys in gone.items() if keys}
-    assert not gone, f"run `python tests/support/prose.py`: {gone}"
-    assert not [page for page in listed() if page.startswith("tutorials/")]
+def test_a_claim_is_tied() -> None:
+    found = untied(CLAIMS)
+    assert not found, "tie, cite or cut (tests/support/prose.py):\n" + "\n".join(found)
 
 
 @functools.cache

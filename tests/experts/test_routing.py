@@ -204,7 +204,7 @@ def test_the_router_is_float32_whatever_the_tokens_are():
     assert route(logits.astype(jnp.bfloat16), 8).weights.dtype == jnp.float32
     drawn = jax.random.normal(keys[0], (4000, 256))
     sets = [np.sort(route(z, 8).experts, axis=-1) for z in (drawn, drawn.astype(jnp.bfloat16))]
-    assert 0.03 < (sets[0] != sets[1]).any(-1).mean() < 0.04
+    assert 0.03 < (sets[0] != sets[1]).any(-1).mean() < 0.05
 
 
 def test_loads_add_up_to_the_pairs(drawn):

@@ -15,7 +15,6 @@ that stands outside formulas and code.
 """
 
 import ast
-import hashlib
 import io
 import itertools
 import json
@@ -26,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = ROOT / "tests/untied.txt"
 WRITTEN = (
     "tutorials/*.ipynb", "notebooks/*.ipynb", "README.md", "CONTRIBUTING.md", "docs/*.md",
     "docs/teaching/*.md",
@@ -175,31 +173,11 @@ def found() -> list[Claims]:
     return groups
 
 
-def key(sentence: str) -> str:
-    return hashlib.sha256(sentence.encode()).hexdigest()[:8]
-
-
-def untied(claims: list[Claims]) -> dict[str, dict[str, str]]:
-    """Page -> key -> sentence, of those without a mark."""
-    pages: dict[str, dict[str, str]] = {}
-    for group in claims:
-        if not group.marks:
-            for sentence in itertools.filterfalse(cites, group.sentences):
-                pages.setdefault(group.page, {})[key(sentence)] = sentence
-    return pages
-
-
-def listed() -> dict[str, set[str]]:
-    lines = LIST.read_text(encoding="utf-8").splitlines()
-    return {page: {*keys} for page, *keys in map(str.split, lines)}
-
-
-if __name__ == "__main__":
-    old, now = listed() if LIST.exists() else None, untied(found())
-    kept = {
-        page: sorted(k for k in now[page] if old is None or k in old.get(page, ()))
-        for page in sorted(now)
-    }
-    lines = [" ".join((page, *keys)) for page, keys in kept.items() if keys]
-    LIST.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(sum(map(len, kept.values())), "sentences are untied")
+def untied(claims: list[Claims]) -> list[str]:
+    """The sentences without a mark, each after its page."""
+    return [
+        f"{group.page}: {sentence}"
+        for group in claims
+        if not group.marks
+        for sentence in itertools.filterfalse(cites, group.sentences)
+    ]

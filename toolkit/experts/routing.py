@@ -56,7 +56,7 @@ def router_logits(
 
         z = x W + b
 
-    Logits of 256 experts, rounded to bfloat16, send three to four tokens in a hundred to others.
+    Logits of 256 experts, rounded to bfloat16, send one token in twenty-five to others.
 
     Args:
         x: tokens [..., width].
