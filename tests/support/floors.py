@@ -8,7 +8,7 @@ FLOORS = {
     "schedules": {"measure"},
     "figures": {"measure"},
     "parallel": {"attention", "experts", "figures", "measure", "schedules"},
-    "lr": {"figures", "parallel"},
+    "lr": {"figures", "measure", "parallel"},
     "training": {"lr", "measure", "parallel"},
     "looped": {"attention", "experts", "measure", "parallel"},
     "testing": {"attention", "looped"},

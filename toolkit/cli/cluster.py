@@ -335,7 +335,7 @@ def explain(
         simulate_devices(saved.strategy.chips)
         print(saved.explained())
         return
-    from toolkit.lab.sharding.explained_step import explain_step
+    from toolkit.lab.sharding.stored_steps import explain_step
     from toolkit.looped import LoopedConfig
     from toolkit.parallel import Blame
 

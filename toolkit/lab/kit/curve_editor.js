@@ -1,7 +1,7 @@
 // A curve over [0, 1] drawn with the mouse, a finger or the keyboard.
 // Model: points [[x, y], ...], sorted, both in [0, 1], the first at x = 0 and the last at x = 1;
 // top: what y = 1 stands for.
-const WIDTH = 860, HEIGHT = 190, LEFT = 60, RIGHT = 24, TOP = 12, BOTTOM = 26;
+const WIDTH = 860, HEIGHT = 170, LEFT = 60, RIGHT = 24, TOP = 12, BOTTOM = 26;
 const COLUMNS = 16, STEP = 0.02, BIG_STEP = 0.1, GRAB = 14, GAP = 0.005;
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -49,7 +49,7 @@ class Panel:
         picture: the figure and what moves in it.
         png: the current picture.
         pixels: width and height of the picture on the page.
-        extra_rows: rows of what stands between the caption and the button.
+        extra_rows: rows of what stands between the caption and the button, or of a high control.
         pixels_above: height of what stands between the controls and the picture.
         error: the message shown under the panel, or empty.
         page: the panel as a widget, to be placed beside others.

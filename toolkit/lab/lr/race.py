@@ -12,13 +12,12 @@ from matplotlib.figure import Figure
 from toolkit.figures import ACCENT, FAINT, INK, LOOKS, Look
 from toolkit.figures.axes import count_ticks, few_log_ticks, set_limits
 from toolkit.lab.kit.controls import Choice
-from toolkit.lab.kit.curve_control import Curve, CurveWidgets
+from toolkit.lab.kit.curve_control import Curve
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, Points, Progress, View, heights_at, in_cell
-from toolkit.lab.lr import search_problems
-from toolkit.lab.lr.search_problems import problem as task
-from toolkit.lab.lr.search_rounds import Search, Settings, begin, further_rounds, kept, with_gaps
+from toolkit.lr.problems import small_problems as problems
+from toolkit.lr.rounds import Search, Settings, begin, further_rounds, kept, with_gaps
 
 # Name -> title, in the order shown.
 RACERS = {
@@ -36,7 +35,7 @@ class RaceView(View):
     problem: str  # a value of `PROBLEMS`
     steps: int  # gradient evaluations that each may spend
     rates: np.ndarray  # of the schedule drawn
-    runs: dict[str, search_problems.Run]  # of those that have run, in the order of `RACERS`
+    runs: dict[str, problems.Run]  # of those that have run, in the order of `RACERS`
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -58,8 +57,8 @@ class RaceView(View):
     def curves(self) -> dict[str, list[np.ndarray]]:
         """Racer -> evaluations, rates and losses that are drawn; yours before it has run."""
         yours = [np.arange(self.steps), self.rates, np.full(self.steps, np.nan)]
-        drawn = {name: plotted(run, task(self.problem).is_exact) for name, run in self.runs.items()}
-        return {"yours": yours} | drawn
+        is_exact = problems.problem(self.problem).is_exact
+        return {"yours": yours} | {n: plotted(run, is_exact) for n, run in self.runs.items()}
 
     def sentence(self) -> str:
         if "yours" not in self.runs:
@@ -75,10 +74,10 @@ class RaceView(View):
         if others := [n for n in others if np.isfinite(runs[n].loss)]:
             first = min(others, key=lambda n: runs[n].loss)
             words += f". Best of the others: {names[first]}, {losses[first]}"
-        return f"{words}. Losses: {task(self.problem).provenance}."
+        return f"{words}. Losses: {problems.problem(self.problem).provenance}."
 
     def footnote(self) -> str:
-        if task(self.problem).is_exact:
+        if problems.problem(self.problem).is_exact:
             return (
                 "Losses: closed form. The rates of the best were found beforehand. Tuning is not "
                 "charged, searching is."
@@ -97,14 +96,14 @@ class RaceView(View):
             "highest rate": [run.rates.max(initial=0.0) for run in runs] + missing,
             "evaluations, search": [run.searched for run in runs] + missing,
             "evaluations, training": [len(run.rates) for run in runs] + missing,
-            f"final loss, {task(self.problem).provenance}": [
+            f"final loss, {problems.problem(self.problem).provenance}": [
                 *(run.loss for run in runs), *("not run yet" for _ in missing),
             ],
             f"over {RACERS[self.reference]}": [self.ratio(name) for name in names],
         }  # fmt: skip
 
 
-def plotted(run: search_problems.Run, is_exact: bool) -> list[np.ndarray]:
+def plotted(run: problems.Run, is_exact: bool) -> list[np.ndarray]:
     """What is drawn of a run: evaluations, rates and losses, with gaps where it searched.
 
     Losses of batches are averaged.
@@ -123,13 +122,13 @@ def racers(name: str) -> tuple[str, ...]:
 
 def drawn_rates(name: str, steps: int, points: Points) -> np.ndarray:
     """The schedule that a hand drew, [steps]: rate(t) = largest * height(t / steps)."""
-    return task(name).lr_range[1] * heights_at(points, np.arange(steps) / steps)
+    return problems.problem(name).lr_range[1] * heights_at(points, np.arange(steps) / steps)
 
 
 @functools.lru_cache(maxsize=64)
-def drawn_run(name: str, steps: int, points: Points) -> search_problems.Run:
+def drawn_run(name: str, steps: int, points: Points) -> problems.Run:
     """The run along a drawn schedule; remembered."""
-    return search_problems.follow(task(name), drawn_rates(name, steps, points))
+    return problems.follow(problems.problem(name), drawn_rates(name, steps, points))
 
 
 def settings_of(racer: str, name: str, steps: int) -> Settings:
@@ -143,26 +142,23 @@ class Race:
 
     problem: str  # a value of `PROBLEMS`
     steps: int
-    runs: dict[str, search_problems.Run] = dataclasses.field(default_factory=dict)
+    runs: dict[str, problems.Run] = dataclasses.field(default_factory=dict)
     searches: dict[str, Search] = dataclasses.field(default_factory=dict)  # those under way
 
     def pieces(self, points: Points) -> Iterator[Progress]:
         """Run every racer that has not run: on the network each of 13 peaks of a tuned shape."""
-        tries = search_problems.peaks(self.problem) if self.problem == "network" else []
-        waiting = [
-            racer for racer in racers(self.problem) if racer == "yours" or racer not in self.runs
-        ]
+        tries = problems.peaks(self.problem) if self.problem == "network" else []
         every = [
             (racer, at)
-            for racer in waiting
-            for at in [*(tries if racer in search_problems.SHAPES else []), None]
+            for racer in racers(self.problem)
+            if racer == "yours" or racer not in self.runs
+            for at in [*(tries if racer in problems.SHAPES else []), None]
         ]
         for done, (racer, peak) in enumerate(every, 1):
             title = RACERS[racer]
             if peak is not None:
-                search_problems.run_peak(
-                    self.problem, racer, self.steps, peak
-                )  # so that tuning finds it done
+                # Tuning will find it done.
+                problems.run_peak(self.problem, racer, self.steps, peak)
                 title += f", peak {peak:.2g}"
             elif racer in SEARCHED:
                 settings = settings_of(racer, self.problem, self.steps)
@@ -173,9 +169,9 @@ class Race:
                 self.runs[racer] = kept(search.rounds)
             elif racer == "yours":
                 self.runs[racer] = drawn_run(self.problem, self.steps, points)
-            elif racer in search_problems.SHAPES:
-                self.runs[racer] = search_problems.tuned(self.problem, racer, self.steps)
-            elif (best := search_problems.best_known(self.problem, self.steps)) is not None:
+            elif racer in problems.SHAPES:
+                self.runs[racer] = problems.tuned(self.problem, racer, self.steps)
+            elif (best := problems.best_known(self.problem, self.steps)) is not None:
                 self.runs[racer] = best
             yield done, len(every), title
 
@@ -211,12 +207,13 @@ class RacePanel(Panel):
 
     title = "Draw a schedule and race it"
     figure_size = (9.6, 5.2)
+    extra_rows = 6  # the curve is as high as seven rows of controls
     has_palette = True
     button = "Race"
 
-    problem = Choice("Problem", "quadratic 10", search_problems.PROBLEMS)
+    problem = Choice("Problem", "quadratic 10", problems.PROBLEMS)
     budget = Choice(
-        "Budget", 1000, {f"{steps:,}": steps for steps in search_problems.BUDGETS},
+        "Budget", 1000, {f"{steps:,}": steps for steps in problems.BUDGETS},
         explanation="Gradient evaluations that each racer may spend",
     )  # fmt: skip
     points = Curve("Your schedule: drag a point, or draw", START, "(part of the run, share)")
@@ -231,7 +228,7 @@ class RacePanel(Panel):
 
     def compute(self, *, problem: str, budget: int, points: Points) -> RaceView:
         race = self._races.setdefault((problem, budget), Race(problem, budget))
-        if task(problem).is_exact:  # quick enough to follow the hand
+        if problems.problem(problem).is_exact:  # quick enough to follow the hand
             for _ in race.pieces(points):
                 pass
         return race.view(points)
@@ -246,9 +243,8 @@ class RacePanel(Panel):
         return [RatePlot(rates), LossPlot(losses), EndPlot(figure.add_subplot(grid[:, 1]))]
 
     def adjust(self, view: RaceView) -> None:
-        curve = self.page.controls["points"]
-        assert isinstance(curve, CurveWidgets)
-        curve.editor.top = task(view.problem).lr_range[1]
+        curve: Any = self.page.controls["points"]
+        curve.editor.top = problems.problem(view.problem).lr_range[1]
 
     def pieces(self) -> Iterator[Progress]:
         yield from self._races[self.problem, self.budget].pieces(self.points)
@@ -283,7 +279,11 @@ class RatePlot(RacerPlot):
 
     def show(self, view: RaceView) -> None:
         self.show_curves(view, 1)
-        set_limits(self.axes, x=(0, view.steps), y=(0, 1.06 * task(view.problem).lr_range[1]))
+        set_limits(
+            self.axes,
+            x=(0, view.steps),
+            y=(0, 1.06 * problems.problem(view.problem).lr_range[1]),
+        )
 
 
 class LossPlot(RacerPlot):

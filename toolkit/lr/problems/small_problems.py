@@ -4,7 +4,7 @@ A problem trains from any state at any rates and returns the losses. States are 
 Of the noisy quadratics the best possible schedules, and tuned common shapes, take minutes to find
 and are therefore stored:
 
-    python -m toolkit.lab.lr.search_problems        # writes data/schedules/noisy-quadratic.json
+    python -m toolkit.lr.problems.small_problems        # writes data/schedules/noisy-quadratic.json
 """
 
 import functools
@@ -16,10 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.lr import NoisyQuadratic, Request, TrainState, shape_rates
+from toolkit.lr.problems.noisy_quadratic import NoisyQuadratic
+from toolkit.lr.protocol import Request
 from toolkit.lr.running.candidates import CandidateRunner
+from toolkit.lr.shapes import shape_rates
 from toolkit.measure import Record, read_records, record, write_records
 from toolkit.measure.stored import stored_folder
+from toolkit.parallel.updates import TrainState
 
 PROBLEMS = {
     "noisy quadratic, batch 10": "quadratic 10",

@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from toolkit.lab.lr.search_problems import Run, problem
-from toolkit.lr import AutoLRS, ProbeThenDecay, Request, Searcher, ask, init, tell
+from toolkit.lr.autolrs import AutoLRS
+from toolkit.lr.probe_then_decay import ProbeThenDecay
+from toolkit.lr.problems.small_problems import Run, problem
+from toolkit.lr.protocol import Request, Searcher, ask, init, tell
 
 METHODS = {
     "AutoLRS, as published": "autolrs",
