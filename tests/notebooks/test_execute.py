@@ -14,12 +14,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_strip_keeps_the_picture_and_nothing_that_differs_between_runs() -> None:
     data = {"image/png": "abc", "text/plain": "words", WIDGET_VIEW: {"model_id": "1"}}
     cell = new_code_cell("panel", execution_count=7)
-    cell.outputs = [new_output("execute_result", data=data, execution_count=7)]
+    sign = {"text/html": "", "text/plain": "<IPython.core.display.HTML object>"}  # it has ended
+    cell.outputs = [
+        new_output("display_data", data=sign),
+        new_output("execute_result", data=data, execution_count=7),
+        new_output("stream", text="words"),
+    ]
     cell.metadata["execution"] = {"iopub.status.busy": "now"}
     notebook = new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
     strip(notebook)
     assert "widgets" not in notebook.metadata
     assert cell.execution_count is cell.outputs[0].execution_count is None
+    assert len(cell.outputs) == 2
     assert cell.outputs[0].data == {"image/png": "abc", "text/plain": "words"}
     assert "execution" not in cell.metadata
     nbformat.validate(notebook)

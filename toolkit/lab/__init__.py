@@ -62,8 +62,11 @@ The functions of `toolkit.language` can be imported from here too.
 
 import ast
 import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from toolkit.lab.notebooks.waiting import show_working
 
 if TYPE_CHECKING:
     from toolkit.lab.attention.instrument import CostPanel, MemoryPanel
@@ -134,8 +137,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+LOADING_SECONDS = 3  # for jax and what an instrument needs, on two cores
+
+
 def __getattr__(name: str) -> Any:
     if home := _HOME_OF.get(name):
+        if "toolkit.figures" not in sys.modules:
+            show_working(LOADING_SECONDS)
         return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'toolkit.lab' has no attribute {name!r}")
 

@@ -22,7 +22,7 @@ import ipywidgets as widgets
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from toolkit.lab import Lesson, Room, gather
+from toolkit.lab import Lesson, MemoryPanel, Room, gather
 from toolkit.lab.kit.panel import WIDGET_VIEW
 from toolkit.lab.lessons.catalogue import INSTRUMENTS, LESSONS, load_outline
 from toolkit.lab.lessons.outline import Answer, Question
@@ -143,16 +143,33 @@ def test_long_work_says_how_long():
     assert "Working" not in texts_of(prediction)
 
 
-def test_a_cell_shows_that_it_works_until_it_ends():
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (("lesson.working(6); lesson.working(9); 1 / 0", "1", "lesson.working(0.2)"), "about 6 s"),
+        (("from toolkit.lab import Lesson",), "about 3 s"),
+        (("MemoryPanel(); 1", "1"), "a second or two"),
+    ],
+)
+@pytest.mark.parametrize("message", ["execute_request", "comm_msg"])
+def test_a_cell_shows_that_it_works_until_it_ends(message, cells, words, monkeypatch):
+    if words == "about 3 s":  # as before anything was loaded
+        monkeypatch.delitem(sys.modules, "toolkit.figures")
     shell, shown = InteractiveShell.instance(), CapturingDisplayPublisher()
-    shell.display_pub, shell.user_ns["lesson"] = shown, Lesson("attention_cost")
+    shell.display_pub = shown
+    shell.get_parent = lambda: {"header": {"msg_type": message}}  # as a kernel's shell has it
+    shell.user_ns |= {"lesson": Lesson("attention_cost"), "MemoryPanel": MemoryPanel}
     try:
-        for cell in ("lesson.working(6); 1 / 0", "1", "lesson.working(0.2)"):
+        for cell in cells:
             shell.run_cell(cell)
     finally:
         InteractiveShell.clear_instance()
-    began, ended = (output["data"]["text/html"] for output in shown.outputs)
-    assert "Working: about 6 s" in began
+    signs = [output["data"]["text/html"] for output in shown.outputs]
+    if message == "comm_msg":  # a widget's: it is no cell, and nothing would end the sign
+        assert not signs
+        return
+    began, ended = signs
+    assert f"Working: {words}" in began
     assert ended == ""
 
 

@@ -295,6 +295,7 @@ class ExpertPanel(PlayedPanel):
 
     title = "Experts: where do the tokens go, and which are dropped?"
     figure_size = (9.6, 4.1)
+    opening_seconds = 3
     has_palette = True
 
     text = Words("Text", TEXT, explanation=f"The first {MOST} bytes are shown")

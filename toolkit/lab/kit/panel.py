@@ -23,6 +23,7 @@ from toolkit.figures.style import magnification
 from toolkit.lab.kit.controls import Control
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, Progress, View
+from toolkit.lab.notebooks.waiting import show_working
 
 PIXELS_PER_INCH_ON_PAGE = 100
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -51,6 +52,7 @@ class Panel:
         pixels: width and height of the picture on the page.
         extra_rows: rows of what stands between the caption and the button, or of a high control.
         pixels_above: height of what stands between the controls and the picture.
+        opening_seconds: about how long the first picture takes, which its cell shows meanwhile.
         error: the message shown under the panel, or empty.
         page: the panel as a widget, to be placed beside others.
 
@@ -66,6 +68,7 @@ class Panel:
     has_palette = False
     extra_rows = pixels_above = 0
     button = ""
+    opening_seconds = 1.0
     places: tuple[tuple[Any, ...], ...] = ()
     _is_built = False
     controls: dict[str, Control]
@@ -86,6 +89,7 @@ class Panel:
         cls.__doc__ = f"{purpose}\nAttributes:\n{listed}{others}{mark}{example}"
 
     def __init__(self, **values: Any) -> None:
+        show_working(self.opening_seconds)
         self._followers: list[Panel] = []
         self._page: Any = None
         self.error = ""

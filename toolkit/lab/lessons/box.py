@@ -1,4 +1,4 @@
-"""What the boxes of a lesson share: words without a kernel, Enter, and a sign that work goes on."""
+"""What the boxes of a lesson share: words without a kernel, and Enter."""
 
 import asyncio
 import html
@@ -11,33 +11,16 @@ from IPython.display import display
 from toolkit.lab.kit.panel import WIDGET_VIEW
 from toolkit.lab.lessons.drawing import as_base64
 
-LEAST_SECONDS = 0.5  # shorter work needs no sign
 TYPED_SECONDS = 0.3
 NOT_RUN = (
     "Nothing to type into here? The lesson was not run: run its first cell of code, then this one "
     "(click into it, Shift+Enter)."
 )
-# The browser moves the bar by itself, since the kernel cannot while it computes.
-_BAR = """<style>
-@keyframes lesson-fills {{ from {{ width: 2% }} to {{ width: 96% }} }}
-.lesson-bar {{ height: 6px; max-width: 320px; background: #d8dee4; border-radius: 3px }}
-.lesson-bar div {{ height: 100%; width: 2%; background: #0072b2; border-radius: 3px;
-  animation: lesson-fills {seconds:g}s linear forwards }}
-@media (prefers-reduced-motion: reduce) {{ .lesson-bar div {{ animation: none; width: 50% }} }}
-</style><div role='status'>Working: {about}.<div class='lesson-bar'><div></div></div></div>"""
 
 
 def narrow() -> widgets.Layout:
     """The place of a field to type in: no wider than a telephone."""
     return widgets.Layout(width="300px", max_width="calc(100% - 4px)")
-
-
-def working(seconds: float) -> str:
-    """A line and a bar that fills in the estimated time; empty for short work."""
-    if seconds < LEAST_SECONDS:
-        return ""
-    about = f"about {seconds:.0f} s on two cores" if seconds >= 2 else "a second or two"
-    return _BAR.format(seconds=seconds, about=about)
 
 
 def on_enter(field: widgets.Text, act: Callable[[], None]) -> None:

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from IPython.core.getipython import get_ipython
-from IPython.display import HTML, display
-
 from toolkit._checks import checked
 from toolkit.figures import ACCENT
-from toolkit.lab.lessons.box import working
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.drawing import RIGHT, Drawing, as_base64, png_of
 from toolkit.lab.lessons.hand_in import HandIn
@@ -20,6 +16,7 @@ from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.lab.lessons.pages import write_export
 from toolkit.lab.lessons.prediction import Prediction, Shown
 from toolkit.lab.lessons.progress import LONGEST_NAME, Progress
+from toolkit.lab.notebooks.waiting import show_working
 
 
 @dataclass(frozen=True)
@@ -105,16 +102,7 @@ class Lesson:
 
     def working(self, seconds: float) -> None:
         """Show that the cell works, about so long, until it ends; nothing if it is short."""
-        sign, shell = working(seconds), get_ipython()
-        if not sign or shell is None:
-            return
-        shown: Any = display(HTML(sign), display_id=True)
-
-        def end(*_: Any) -> None:
-            shown.update(HTML(""))
-            shell.events.unregister("post_run_cell", end)
-
-        shell.events.register("post_run_cell", end)
+        show_working(seconds)
 
     @checked
     def hint(self, exercise: str) -> None:

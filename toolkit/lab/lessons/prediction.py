@@ -7,10 +7,11 @@ from typing import Any
 import ipywidgets as widgets
 
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.lessons.box import NOT_RUN, Box, narrow, on_enter, working
+from toolkit.lab.lessons.box import NOT_RUN, Box, narrow, on_enter
 from toolkit.lab.lessons.drawing import draw_on_a_line, png_of
 from toolkit.lab.lessons.outline import Answer, Question
 from toolkit.lab.lessons.progress import Progress
+from toolkit.lab.notebooks.waiting import working
 
 LOCKED = "Locked. Enter a guess, and what happens appears here."
 _TEXT = "line-height:1.4"

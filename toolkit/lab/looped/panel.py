@@ -273,6 +273,7 @@ class LoopPanel(reader.TextPanel):
 
     title = "What one byte sees, loop by loop"
     figure_size = (9.6, 5.6)
+    opening_seconds = 13
 
     def __init__(self, **values: Any) -> None:
         # Compiles for each kind of layer, so that no menu waits later.

@@ -209,6 +209,7 @@ class MixerPanel(PlayedPanel):
 
     title = "Two mixers read one text"
     figure_size = (9.6, 4.35)
+    opening_seconds = 2
     time_control = "token"
 
     left = LEFT

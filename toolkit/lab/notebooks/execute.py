@@ -113,6 +113,10 @@ def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.execution_count = None
+            # A sign that the cell works, which is empty once it has ended.
+            cell.outputs = [
+                one for one in cell.outputs if one.get("data", {}).get("text/html") != ""
+            ]
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None

@@ -178,6 +178,7 @@ class PlanPanel(Panel):
 
     title = "Which strategy, and why?"
     figure_size = (9.6, 4.8)
+    opening_seconds = 3
     extra_rows = 1
 
     model = Choice("Model", "llama-3-8b", {name: name for name in DENSE})

@@ -280,6 +280,7 @@ class CodesPanel(Panel):
 
     title = "Keys in a few bits: how well do they rank?"
     figure_size = (9.6, 6.4)
+    opening_seconds = 4
     has_palette = True
 
     bits = Choice("Hash", 128, {f"{n} bits": n for n in (32, 128, 512)})

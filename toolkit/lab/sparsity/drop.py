@@ -261,6 +261,7 @@ class DropPanel(PlayedPanel):
 
     title = "Sparse decoding: what is read, what is missed, and what does it cost?"
     figure_size = (9.6, 4.1)
+    opening_seconds = 2
     has_palette = True
     time_control = "question"
 

@@ -217,6 +217,7 @@ class FitPanel(Panel):
 
     title = "Tactic: how much must be read for a share of the softmax?"
     figure_size = (9.6, 4.9)
+    opening_seconds = 4
     has_palette = True
 
     target = Number("Share", 0.9, low=0.5, high=0.99, step=0.01, explanation="Of the softmax")

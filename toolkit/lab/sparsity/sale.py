@@ -231,6 +231,7 @@ class SalePanel(Panel):
 
     title = "SALE: which tiles of a prompt are worth reading?"
     figure_size = (9.6, 4.9)
+    opening_seconds = 2
     has_palette = True
 
     threshold = Choice(

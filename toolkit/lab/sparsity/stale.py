@@ -250,6 +250,7 @@ class StalePanel(Panel):
 
     title = "AdaSpa: how old may a search be?"
     figure_size = (9.6, 5.2)
+    opening_seconds = 3
     has_palette = True
 
     searched = Number("Search", 3, low=1, high=STEPS, explanation="Step whose LSE and map are kept")

@@ -202,6 +202,7 @@ class WritingPanel(PlayedPanel):
 
     title = "Writing with a small cache: what is read, what is gone?"
     figure_size = (9.6, 1.7)
+    opening_seconds = 4
     has_palette = True
     time_control = "token"
 
