@@ -115,7 +115,7 @@ def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             cell.execution_count = None
             # A sign that the cell works, which is empty once it has ended.
             cell.outputs = [
-                one for one in cell.outputs if one.get("data", {}).get("text/html") != ""
+                output for output in cell.outputs if output.get("data", {}).get("text/html") != ""
             ]
             for output in cell.outputs:
                 if "execution_count" in output:
