@@ -103,8 +103,12 @@ function player({ timed, size, bar_control: bar, time_control: step }) {
   };
   model.el = box;
   return [box, scene => {
-    if (scene === values.scene) return;
-    Object.assign(values, { scene, time: -1 });
+    const before = values.scene;
+    if (scene === before) return;
+    // As `Player.show` has it: time stays in a scene as long, the selection among the same bars.
+    if (before?.end !== scene.end) values.time = -1;
+    if (before?.bars.label.join() !== scene.bars.label.join()) values.selected = -1;
+    values.scene = scene;
     if (told["change:scene"]) told["change:scene"]();
     else globalThis.toolkitPlayer.render({ model, el: box });
   }];

@@ -11,7 +11,7 @@ import pytest
 from axe import serious_violations
 from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
 
-from toolkit.lab import MixerCostPanel, PipelinePanel
+from toolkit.lab import MixerCostPanel, PipelinePanel, WritingPanel
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.site.python import vendor
 from toolkit.lab.site.questions import record_questions
@@ -113,9 +113,11 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
         browser.close()
 
 
+TEXT = "one two three four five six"
 PLAYED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title>
 <link rel="stylesheet" href="site.css"><body style="width:1000px">
 <div class="replay" data-folder="./" data-replay="played"></div>
+<div class="replay" data-folder="./" data-replay="written"></div>
 <script type="module">{player}</script><script type="module">{module}</script></body></html>"""
 
 
@@ -125,8 +127,12 @@ def test_a_scene_plays_without_a_kernel(tmp_path: Path, monkeypatch: pytest.Monk
     from replays import player_module
 
     panel = PipelinePanel(times=1.0, delay=0.5)
-    recorded = record_panel(panel, {"schedule": ("1F1B", "GPipe"), "delay": (0.0, 0.5)})
+    recorded = record_panel(panel, {"schedule": ("1F1B", "GPipe"), "device": (0, 1, 2)})
     (tmp_path / "played.js").write_text(as_script("played", recorded))
+    recorded = record_panel(
+        WritingPanel(system="window", prompt=2, text=TEXT, token=1), {"token": range(1, 7)}
+    )
+    (tmp_path / "written.js").write_text(as_script("written", recorded))
     module = (STATIC / "replay.js").read_text(encoding="utf-8")
     (tmp_path / "page.html").write_text(PLAYED.format(module=module, player=player_module()))
     shutil.copy(STATIC / "site.css", tmp_path)
@@ -138,7 +144,22 @@ def test_a_scene_plays_without_a_kernel(tmp_path: Path, monkeypatch: pytest.Monk
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto((tmp_path / "page.html").as_uri())
-        page.locator(".scene-play").wait_for(timeout=60_000)
+        page.locator(".scene-play").nth(1).wait_for(timeout=60_000)
+        said = page.locator(".replay-caption").all_inner_texts
+        written = page.locator("canvas").nth(1)
+        written.press("Home")
+        for _ in range(3):  # where time rests is the word of the caption, and the clock stays there
+            written.press("ArrowRight")
+        assert page.locator(".box-token").input_value() == "4"
+        assert "“four” (word 4)" in said()[1]
+        assert page.locator(".scene-clock").nth(1).inner_text() == "3 / 6 words"
+        assert page.locator(".box-device").input_value() == "0"
+        page.locator("canvas").first.press("Shift+ArrowRight")
+        for device in (1, 2):  # the device of the bar that is chosen is the control's
+            page.locator("canvas").first.press("Shift+ArrowDown")
+            assert page.locator(".box-device").input_value() == str(device)
+            assert f"Device {device} is drawn boldly" in said()[0]
+        page.locator(".replay").nth(1).evaluate("place => place.remove()")
         assert page.locator(".scene-clock").inner_text() == "41 / 41 forwards"
         page.locator(".choice-schedule").select_option("GPipe")
         assert page.locator(".scene-clock").inner_text() == "36 / 36 forwards"
