@@ -46,10 +46,10 @@ FLOAT8 = {
     ("llm-foundry", "H100 SXM"): (0.055, 0.95),
     ("torchtitan", "H100 SXM"): (0.09, 0.92),
     ("tpu-recipes", "TPU v7x"): (0.14, None),
-    ("deepseek-v3", "H800 SXM"): (0.05, None),
-    ("megatron-bridge", "H100 SXM"): (0.145, 0.78),
-    ("megatron-bridge", "GB200"): (0.12, 0.8),
-    ("megatron-bridge", "GB300"): (0.085, 0.84),
+    ("deepseek-v3", "H800 SXM"): (0.085, None),
+    ("megatron-bridge", "H100 SXM"): (0.075, 0.85),
+    ("megatron-bridge", "GB200"): (0.13, 0.8),
+    ("megatron-bridge", "GB300"): (0.075, 0.84),
 }
 WHOLE = 0.048  # median error of all rows but those
 REFITTED = 0.03  # relative
@@ -132,6 +132,13 @@ def test_what_sources_say_of_their_programs_explains_their_steps(rows):
     bridge = [each for each in bridge if "tensor" in each.row["layout"]]
     older = [each._replace(row={**each.row, "attention": "flash-2"}) for each in bridge]
     assert error(bridge).error < error(older).error
+    # Userbuffers take sixteen multiprocessors; gathers of weights slow products more.
+    gathered = [each._replace(prediction=dataclasses.replace(
+        each.prediction, strategy=each.prediction.strategy.changed(overlapped="tensor")
+    )) for each in bridge if "overlapped" in each.row["layout"]]  # fmt: skip
+    apart = [each for each in bridge if "tensor-buffers" in each.row["layout"].get("overlapped", "")]
+    assert len(apart) == 7
+    assert error(apart).error < 0.06 < 0.12 < error(gathered).error
     small = groups["megatron-bridge", "B200"]
     whole = [published.modelled({**each.row, "layout": {**each.row["layout"], "summed": "float32"}})
              for each in small]  # fmt: skip
@@ -218,8 +225,8 @@ def test_what_the_page_says_of_sources(rows):
     for key, found in scores.items():
         assert page[key][:3] == [str(found.rows), *in_cells(found)], key
     low = [key for key, found in scores.items() if found.rank < 0.795]
-    assert {source for source, _ in low} == {"megatron-lm", "bigscience", "megatron-bridge"}
-    assert len(low) == 3
+    assert {source for source, _ in low} == {"megatron-lm", "bigscience"}
+    assert len(low) == 2
     for source, count, error in (("torchtitan", 4, 0.0394), ("bigscience", 59, 0.0373),
                                  ("nanotron", 59, 0.1)):  # fmt: skip
         errors = published.peak_errors([each for each in rows if each.row["source"] == source])
@@ -295,7 +302,7 @@ def test_groups_held_out_are_near_too(rows):
         assert near[key].error < 0.1
         assert near[key].rank > 0.75
     # With 32 bits per gradient, and tokens as slow beside computing as weights, once 60 to 70%.
-    for key, most in {("deepseek-v3", "H800 SXM"): 0.12, ("megatron-bridge", "B200"): 0.2,
+    for key, most in {("deepseek-v3", "H800 SXM"): 0.14, ("megatron-bridge", "B200"): 0.2,
                       ("megatron-bridge", "B300"): 0.2}.items():  # fmt: skip
         assert near[key].error < most
 

@@ -10,7 +10,7 @@ from toolkit.looped import LoopedConfig, active_parameter_count, parameter_count
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory.categories import Memory, layer_kinds
+from toolkit.planning.memory.categories import Memory, layer_kinds, memory_of
 from toolkit.planning.memory.gpus import usable_bytes
 from toolkit.planning.memory.pipelines import pipeline_memory
 from toolkit.planning.mixtures import dropped_share, slots
@@ -63,7 +63,9 @@ class Prediction:
     def memory(self) -> Memory:
         """Memory by category, of the chip that needs most."""
         sizes = self.config, self.strategy, self.batch, self.sequence_length
-        return pipeline_memory(*sizes, self.stages)
+        if self.strategy.pipeline > 1:
+            return pipeline_memory(*sizes, self.stages)
+        return memory_of(*sizes, fuses_logits=self.cluster.chip.name.startswith("TPU"))
 
     @property
     def fits(self) -> bool:

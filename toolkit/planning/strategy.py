@@ -14,7 +14,7 @@ from toolkit.schedules import Schedule, faults, from_csv
 RECOMPUTE = ("none", "elementwise", "layer")
 SUMMED = ("float32", "bfloat16")
 PRODUCTS = ("bfloat16", "float8", "float8-rows")
-OVERLAPPED = ("", "tensor", "expert", "tensor, expert")
+OVERLAPPED = ("", "tensor", "tensor-buffers", "expert", "tensor, expert")
 # Pipeline schedules, with the chunks per device that they want; None: two or more.
 SCHEDULES = {
     "1f1b": 1,
@@ -69,8 +69,9 @@ class Strategy(Division):
             cast from bfloat16 for each product and gathered over "tensor" as such; or
             "float8-rows", scaled row by row after they are gathered; modelled only.
         overlapped: communication that hides behind computing, of `OVERLAPPED`: of "tensor" behind
-            the products beside it (asynchronous tensor parallelism), tokens on their way to experts
-            behind another microbatch; modelled only.
+            the products beside it (asynchronous tensor parallelism; "tensor-buffers" by kernels of
+            its own, as Transformer Engine's userbuffers), tokens on their way to experts behind
+            another microbatch; modelled only.
         summed: kind of numbers in which gradients travel between replicas, and parameters after a
             sharded update: "float32", or "bfloat16"; modelled only.
 

@@ -132,16 +132,20 @@ _CUTS = (
 )
 
 
-# A published model as `plan` cuts it, which takes four minutes to compile.
-_PUBLISHED = Case(
-    "lt2-hybrid-1.3b", "v5e:2x4", Strategy(data=2, fsdp=4, recompute="layer"), 16, 2048
+# Published models whose head is in one piece: the logits of all tokens exist at a time.
+_WHOLE_HEADS = (
+    ("lt2-hybrid-1.3b", "v5e:2x4", {"data": 2, "fsdp": 4, "recompute": "layer"}, 16),
+    ("lt2-hybrid-1.3b", "v5e:2x4", {"fsdp": 8, "recompute": "layer"}, 16),
+    ("llama-3.2-1b", "v5e:2x2", {"fsdp": 4, "recompute": "layer"}, 8),
+    ("llama-3.2-1b", "v5e:2x4", {"fsdp": 4, "tensor": 2, "recompute": "elementwise"}, 8),
+    ("llama-3.2-1b", "v5p:2x2x1", {"data": 4, "recompute": "layer"}, 8),
 )
 
 
 @functools.cache
 def looped_cases() -> tuple[Case, ...]:
     """The configurations of `LOOPED`, each under four strategies, in the order of compilation; then
-    `lt2-hybrid-1.3b`."""
+    those of published models with a head in one piece."""
     return (
         *(
             Case(
@@ -154,7 +158,10 @@ def looped_cases() -> tuple[Case, ...]:
             for name, cut, rows, length in _CUTS
             for model in LOOPED
         ),
-        _PUBLISHED,
+        *(
+            Case(model, name, Strategy(**cut), batch, 2048)
+            for model, name, cut, batch in _WHOLE_HEADS
+        ),
     )
 
 

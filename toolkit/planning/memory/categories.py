@@ -173,8 +173,13 @@ def memory_of(
     in_flight: float = 1,
     has_embedding: bool = True,
     has_head: bool = True,
+    fuses_logits: bool = False,
 ) -> Memory:
-    """Memory of one chip that holds some layers (None: all), for microbatches in flight."""
+    """Memory of one chip that holds some layers (None: all), for microbatches in flight.
+
+    With `fuses_logits`, as libtpu has it, the products that read the gradient of a whole head's
+    logits make it from these, so that it is no array; XLA for GPUs stores it.
+    """
     size = config.compute_dtype.itemsize
     sequences = batch // (strategy.batch_shards * strategy.microbatches)
     words = tuple(layer_kinds(config, strategy)) if layers is None else layers
@@ -204,6 +209,7 @@ def memory_of(
     moving = round(2 * strategy.offload * max(layer.kept for layer in found.values()))
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used
+    fused = fuses_logits and strategy.head_chunks == 1
     # The gradient of a table lasts until the embedding's is added, and so does the gathered table,
     # unless that is the embedding and layers are computed anew.
     only_gradient = config.tied_embedding and {"layer"} == {kind[2] for kind in words}
@@ -220,7 +226,7 @@ def memory_of(
             accumulated,
             activations,
             reordered + 2 * use,
-            LOGIT_COPIES * logits + 2 * tokens * config.width * size,
+            (1 if fused else LOGIT_COPIES) * logits + 2 * tokens * config.width * size,
         )
         if has_head
         else (0, 0, 0, 0),

@@ -32,10 +32,8 @@ Kinds = tuple[tuple[str, str, str], ...]
 def pipeline_memory(
     config: LoopedConfig, strategy: Strategy, batch: int, length: int, stages: Sequence[int]
 ) -> Memory:
-    """Memory of the chip that holds most; `stages` are the layers of each stage."""
+    """Memory of the chip that holds most of several stages, of which `stages` are the layers."""
     sizes = config, strategy, batch, length
-    if strategy.pipeline == 1:
-        return memory_of(*sizes)
     kinds, by_device = layer_kinds(config, strategy), strategy.stages_by_device
     stores, largest, devices = _placed(kinds, config.loops, (*stages,), by_device)
     sequences = batch // (strategy.batch_shards * strategy.microbatches)

@@ -10,7 +10,8 @@ from toolkit.planning.clusters import Cluster
 KERNELS = {"stored": 1.0, "flash-2": 1.0, "flash-3": 1.75}
 
 # Computing is so much slower beside exchanges that kernels of their own carry: these take 20 of the
-# 132 multiprocessors of an H800 (DeepSeek-V3, 2024, arXiv:2412.19437, section 3.2.2).
+# 132 multiprocessors of an H800 (DeepSeek-V3, 2024, arXiv:2412.19437, section 3.2.2), and 16 where
+# Transformer Engine's userbuffers carry those of "tensor" (the default of its `initialize_ub`).
 BESIDE = 132 / 112
 
 
@@ -181,8 +182,9 @@ class Seconds:
         update: the optimiser, with the parameters it gathers.
         weight_gradient: the part of `backward` that a pipeline can run later, because no other
             stage waits for it.
-        beside_forward, beside_backward: tokens on their way to experts and back that kernels of
-            their own carry beside computing, which is slower by `BESIDE`.
+        beside_forward, beside_backward: tokens on their way to experts and back, or between the
+            chips of "tensor", that kernels of their own carry beside computing, which is slower by
+            `BESIDE`.
     """
 
     forward: float = 0.0

@@ -48,9 +48,9 @@ LOGIT_PASSES, SCORE_PASSES = 3, 6
 HIDING = ("dualpipe-v",)
 # Whose communication computing waits for.
 WAITS = {"tensor": "tensor ", "context": "tensor ", "expert": "expert "}
-# What it is where a program hides it, if not slowed as communication of parameters is: gathers of
-# asynchronous tensor parallelism are, by torchtitan's steps with and without.
-BEHIND = {"expert": "beside "}
+# Of it, what kernels of their own carry where a program hides it. The rest is slowed as
+# communication of parameters is, by torchtitan's steps with and without.
+BESIDE = {"expert": "expert", "tensor": "tensor-buffers"}
 
 
 def layer_seconds(
@@ -148,12 +148,19 @@ def layer_bytes(
 def cast_bytes(config: LoopedConfig, word: str, fed: str, strategy: Strategy, tokens: int) -> float:
     """Bytes read and written to cast the inputs of a layer's products to float8, and its weights:
     once as they are and once transposed, for the products of the backward pass. All microbatches
-    use the same cast weights."""
-    queries = channels(config, word)[0] / strategy.tensor
+    use the same cast weights. Rows that reach their experts in float8 are only transposed
+    (DeepSeek-V3, 2024, sections 3.3.3 and 3.5.2)."""
+    queries, itemsize = channels(config, word)[0] / strategy.tensor, config.compute_dtype.itemsize
     hidden = config.feed_forward_size / strategy.tensor if fed == "swiglu" else 0
     numbers = tokens * (2 * config.width + queries + hidden)
     numbers += layer_parts(config, word, fed, strategy)[0].share.used / strategy.parts
-    return numbers * (config.compute_dtype.itemsize + 2)
+    if fed != "moe":
+        return numbers * (itemsize + 2)
+    is_folded = strategy.expert > 1
+    rows = routed_rows(config, strategy, tokens // strategy.tensor if is_folded else tokens)
+    numbers += rows * expert_hidden(config) / (1 if is_folded else strategy.tensor)
+    arriving = 2 if strategy.dispatch == "by_host" else itemsize + 2
+    return numbers * (itemsize + 2) + rows * config.width * arriving
 
 
 def _routed_seconds(
@@ -250,7 +257,7 @@ def _communication(
         seconds_each = transfer_seconds(link, busiest * each.bytes_sent, each.degree, constants)
         waits = WAITS.get(each.part, "")
         if waits and each.part in hidden:
-            waits = BEHIND.get(each.part, "")
+            waits = "beside " if BESIDE.get(each.part, "?") in hidden else ""
         parts[waits + each.phase] += seconds_each * each.runs
     return Seconds(
         tensor_forward=parts["tensor forward"],
