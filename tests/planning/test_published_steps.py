@@ -136,7 +136,9 @@ def test_what_sources_say_of_their_programs_explains_their_steps(rows):
     gathered = [each._replace(prediction=dataclasses.replace(
         each.prediction, strategy=each.prediction.strategy.changed(overlapped="tensor")
     )) for each in bridge if "overlapped" in each.row["layout"]]  # fmt: skip
-    apart = [each for each in bridge if "tensor-buffers" in each.row["layout"].get("overlapped", "")]
+    apart = [
+        each for each in bridge if "tensor-buffers" in each.row["layout"].get("overlapped", "")
+    ]
     assert len(apart) == 7
     assert error(apart).error < 0.06 < 0.12 < error(gathered).error
     small = groups["megatron-bridge", "B200"]

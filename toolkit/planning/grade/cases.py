@@ -138,7 +138,6 @@ _WHOLE_HEADS = (
     ("lt2-hybrid-1.3b", "v5e:2x4", {"fsdp": 8, "recompute": "layer"}, 16),
     ("llama-3.2-1b", "v5e:2x2", {"fsdp": 4, "recompute": "layer"}, 8),
     ("llama-3.2-1b", "v5e:2x4", {"fsdp": 4, "tensor": 2, "recompute": "elementwise"}, 8),
-    ("llama-3.2-1b", "v5p:2x2x1", {"data": 4, "recompute": "layer"}, 8),
 )
 
 
