@@ -47,8 +47,8 @@ class TrainingSettings(Recipe):
             vocabularies: less memory, a third more work in the head.
         block_chunks: pieces of each sequence in the backward pass of every block (StreamBP): less
             memory, a third more work.
-        scan_layers: trace layers that repeat once, so that the time to compile does not grow with
-            depth; None: under layout "single".
+        scan_layers: trace layers that repeat once, so that the program does not grow with depth; a
+            step then copies the parameters. None: on accelerators, under layout "single".
         evaluate_every: steps between evaluations; None for an eighth of the run.
         checkpoint_every: steps between checkpoints; None for an eighth of the run.
         checkpoint_minutes: also save after this number of minutes without a checkpoint.

@@ -146,7 +146,8 @@ def train_language_model(
         state = layout.apply(state) if form is None else form.placed(state)
     has_experts = "moe" in run.config.feed_forward_words
     parts: dict[str, Any] = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
-    parts["scan_layers"] = run.scan_layers or (run.scan_layers is None and layout is None)
+    is_scanned = layout is None and jax.default_backend() != "cpu"  # why: `looped.scanned`
+    parts["scan_layers"] = is_scanned if run.scan_layers is None else run.scan_layers
     evaluated = loss = partial(loss_of_parts, graph, **parts)
     if run.config.recursion is not None:
         loss = partial(loss_of_recursion, graph, **parts)

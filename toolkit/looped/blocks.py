@@ -274,9 +274,9 @@ def run_blocks(
             state, other, routing = block.connected(state, cache=cache, window=window, **own)
             others.append(_statistics(routing) if return_routing else other)
         h = blocks[-1].connections.closed(state)
-    elif residual is None and caches is None and can_scan(blocks) and not is_streaming():
+    elif residual is None and not is_step and can_scan(blocks) and not is_streaming():
         how = {**where, "return_routing": return_routing}
-        h, others = run_scanned(blocks, h, windows or none, **how)
+        h, others = run_scanned(blocks, h, windows or none, caches or none, **how)
     else:
         is_ladder = bool(len(blocks)) and blocks[0].is_ladder
         start, behind = h, h if is_ladder else None

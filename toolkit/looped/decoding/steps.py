@@ -23,6 +23,7 @@ from toolkit.looped.blocks import run_blocks
 from toolkit.looped.decoding.cache import LoopedCache, empty_layers, empty_loop
 from toolkit.looped.loops.rows import check_tokens, row_of
 from toolkit.looped.model import LoopedLM
+from toolkit.looped.scanned import is_scanning, scanned_layers
 
 
 @checked
@@ -55,7 +56,7 @@ def prefill(
     check_tokens(tokens, model.config.vocabulary)
     if tokens.shape[1] > capacity:
         raise ValueError(f"the prompt has {tokens.shape[1]} tokens, the capacity is {capacity}.")
-    return _prefill(model, tokens, capacity, checked_lengths(lengths, tokens))
+    return _prefill(model, tokens, capacity, checked_lengths(lengths, tokens), is_scanning())
 
 
 @checked
@@ -89,7 +90,7 @@ def extend(
     """
     tokens = jnp.asarray(tokens)
     check_tokens(tokens, model.config.vocabulary)
-    return _append(model, tokens, cache)
+    return _append(model, tokens, cache, is_scanning())
 
 
 @checked
@@ -191,8 +192,14 @@ def checked_lengths(
     return lengths.astype(np.int32)
 
 
-@functools.partial(jax.jit, static_argnames="capacity")
-def _prefill(model, tokens, capacity, lengths):
+# Whether layers are scanned is an argument because each form is a program of its own.
+@functools.partial(jax.jit, static_argnames=("capacity", "is_scanned"))
+def _prefill(model, tokens, capacity, lengths, is_scanned):
+    with scanned_layers(is_scanned):
+        return _read(model, tokens, capacity, lengths)
+
+
+def _read(model, tokens, capacity, lengths):
     config, (batch, time) = model.config, tokens.shape
     segment_ids = None
     if lengths is not None:
@@ -244,4 +251,7 @@ def append(
     )
 
 
-_append = jax.jit(append, donate_argnames="cache")
+@functools.partial(jax.jit, donate_argnames="cache", static_argnames="is_scanned")
+def _append(model, tokens, cache, is_scanned=False):
+    with scanned_layers(is_scanned):
+        return append(model, tokens, cache)
