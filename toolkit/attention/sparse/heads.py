@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.selector import HEADS, Selector
 
-TOGETHER = 1024  # rows of a head
+TOGETHER = 512  # rows of a head
 
 
 def over_blocks(step: Callable[..., Any], carry: Any, rows: Float[Array, "rows size"]) -> Any:

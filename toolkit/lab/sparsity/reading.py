@@ -2,7 +2,8 @@
 
 The text is a haystack with needles: pairs of a key and a value at any place in noise. A question
 is a key once more; the model, `retrieval.safetensors`, answers with the value that follows it.
-Every question is asked on its own, as the next token after the haystack, which was read densely.
+Every question is asked on its own, as the next token after the haystack, which was read densely:
+documents of `DOCUMENT` tokens, each on its own, as where the caches of documents are put together.
 
 The selection is computed in NumPy for any budget, without compiling: the scores are the system's,
 the rule is that of `attention.sparse.decode_step`, and a test compares both. With I the tokens
@@ -32,6 +33,7 @@ from toolkit.measure.stored import stored_folder
 
 QUESTIONS = 8
 CONTEXTS = (1024, 4096, 32768)
+DOCUMENT = 4096
 SYSTEMS = ("quest", "tactic", "hata", "pqcache", "oracle", "window", "random")
 
 
@@ -80,26 +82,41 @@ def read_text(context: int) -> Text:
 def _read(params, tokens, asked):
     last = jnp.broadcast_to(tokens[-1], asked.shape)
     first = model.start(params, jnp.stack([last, asked], axis=1))[:, 1:]
-    x, keys, values = model.start(params, tokens[None]), [], []
+    x = model.start(params, tokens.reshape(-1, min(DOCUMENT, len(tokens))))
+    keys, values = [], []
     for layer in range(model.LAYERS):
         seen = model.project(params, layer, x)
-        keys.append(seen.k[0].swapaxes(0, 1))
-        values.append(seen.v[0].swapaxes(0, 1))
+        for rows, own in ((keys, seen.k), (values, seen.v)):
+            rows.append(own.reshape(-1, *own.shape[2:]).swapaxes(0, 1))
         if layer + 1 < model.LAYERS:
             x = model.finish(params, layer, x, softmax_attention(*seen)[0])
     return tuple(keys), tuple(values), first
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def ask(params: model.Params, layer: int, x: Float[Array, "questions 1 width"]) -> Asked:
     """Queries, keys and values of the questions in a layer."""
-    return Asked(*(rows[:, 0] for rows in model.project(params, layer, x)))
+    return _ask(_of_layer(params, layer), x)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def finish(params: model.Params, layer: int, x: Array, out: Array) -> Array:
     """The questions' stream after a layer whose attention gave `out` [questions, heads, size]."""
-    return model.finish(params, layer, x, out[:, None])
+    return _finish(_of_layer(params, layer), x, out)
+
+
+def _of_layer(params: model.Params, layer: int) -> model.Params:
+    """One layer's parameters as those of the first, so that all layers share their programs."""
+    start = f"{layer}."
+    return {f"0.{k.removeprefix(start)}": x for k, x in params.items() if k.startswith(start)}
+
+
+@jax.jit
+def _ask(params, x):
+    return Asked(*(rows[:, 0] for rows in model.project(params, 0, x)))
+
+
+@jax.jit
+def _finish(params, x, out):
+    return model.finish(params, 0, x, out[:, None])
 
 
 @jax.jit
