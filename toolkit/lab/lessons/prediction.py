@@ -16,6 +16,11 @@ from toolkit.lab.notebooks.waiting import working
 LOCKED = "Locked. Enter a guess, and what happens appears here."
 _TEXT = "line-height:1.4"
 _BOX = f"{_TEXT};border:1px solid #8a949e;border-radius:6px;padding:10px 14px;max-width:860px"
+# Long options go on below themselves on a telephone.
+_OPTIONS = """<style>
+.toolkit-prediction .widget-radio-box label { display: flex; height: auto; line-height: 1.4 }
+.toolkit-prediction .widget-radio-box input { flex: none }
+</style>"""
 Shown = Panel | widgets.Widget | Callable[[], Panel | widgets.Widget]
 """What appears with the answer, or a function that makes it then."""
 
@@ -52,7 +57,7 @@ class Prediction(Box):
         self._button.on_click(lambda _: self._enter())
         self._said = widgets.HTML()
         text = f"<div style='{_BOX}'><b>Your guess first.</b> {html.escape(question.text)}</div>"
-        self._ask = widgets.HTML(text)
+        self._ask = widgets.HTML(text + _OPTIONS * bool(question.options))
         self._shown = widgets.VBox([widgets.HTML(f"<i>{LOCKED}</i>")])
         super().__init__([self._ask, self._input, self._button, self._said, self._shown])
         self.add_class("toolkit-prediction")

@@ -53,7 +53,9 @@ def _which() -> Answer:
         for label, (sent, loss) in runs.items():
             own = look("full" if "feedback" in label else "window")
             axes.plot([sent], [loss], own.marker, color=own.colour, markersize=8)
-            axes.annotate(label, (sent, loss), xytext=(5, 4), textcoords="offset points")
+            x, side = (-6, "right") if label == "ternary" else (5, "left")
+            place = x, -13 if "feedback" in label else 4  # beside no other point's words
+            axes.annotate(label, (sent, loss), place, textcoords="offset points", ha=side)
         sent, loss = runs[ENOUGH[guess]]
         axes.plot(
             [sent], [loss], "D", color=ACCENT, markersize=16, markerfacecolor="none",
