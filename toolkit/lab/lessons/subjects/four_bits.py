@@ -28,6 +28,11 @@ from toolkit.parallel.gradients.peers import Along
 DEVICES, NUMBERS, STEPS = 4, 64, 6
 CONSERVED = 1e-4
 FOUR = "integers from -7 to 7"
+# Where no words lie on those of another point.
+BESIDE = {
+    "ternary": (-6, 4), "sign, feedback": (5, -13), "top 1 %, feedback": (5, -13),
+    "int4": (-8, -4), "int4, feedback": (8, -4),
+}  # fmt: skip
 ENOUGH = {
     "the largest 1 %": "top 1 %",
     "signs with a scale": "sign",
@@ -53,8 +58,8 @@ def _which() -> Answer:
         for label, (sent, loss) in runs.items():
             own = look("full" if "feedback" in label else "window")
             axes.plot([sent], [loss], own.marker, color=own.colour, markersize=8)
-            x, side = (-6, "right") if label == "ternary" else (5, "left")
-            place = x, -13 if "feedback" in label else 4  # beside no other point's words
+            place = BESIDE.get(label, (5, 4))
+            side = "left" if place[0] > 0 else "right"
             axes.annotate(label, (sent, loss), place, textcoords="offset points", ha=side)
         sent, loss = runs[ENOUGH[guess]]
         axes.plot(
