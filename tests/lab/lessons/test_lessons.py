@@ -20,6 +20,7 @@ pytest.importorskip("anywidget")
 
 import ipywidgets as widgets
 from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.formatters import DisplayFormatter
 from IPython.core.interactiveshell import InteractiveShell
 
 from toolkit.lab import Lesson, MemoryPanel, Room, gather
@@ -171,6 +172,13 @@ def test_a_cell_shows_that_it_works_until_it_ends(message, cells, words, monkeyp
     began, ended = signs
     assert f"Working: {words}" in began
     assert ended == ""
+
+
+def test_a_picture_is_told_in_words_where_it_cannot_be_seen():
+    drawing = Lesson("kill_worker").picture("best_minutes")
+    data, metadata = DisplayFormatter().format(drawing)
+    assert data["text/plain"] == drawing.words == metadata["image/png"]["alt"]
+    assert len(drawing.words) < 1000
 
 
 def test_an_old_box_takes_nothing_back():

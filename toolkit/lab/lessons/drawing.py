@@ -2,7 +2,8 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -38,7 +39,8 @@ def png_of(draw: Draw, height: float = HEIGHT) -> bytes:
         return Picture(figure, has_palette=True).png()
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True)  # of a tuple IPython would write the bytes
+class Drawing:
     """A picture in a notebook, with its words; it is saved with the notebook."""
 
     png: bytes
