@@ -231,17 +231,18 @@ def _each_head(function: Callable, tiles: Tiles, shared: Any, *arrays: Array) ->
 
 def _rows(x: Array, tiling: Tiling, value: float = 0) -> Float[Array, "heads rows *size"]:
     """[batch, time, heads, *size] by key head, padded to whole tiles."""
+    # Four axes, as keys have: transposed alike, they are one kernel to compile.
     x = pad(x, tiling.query_tile, axis=1, value=value)
     batch, time, _, *size = x.shape
-    x = x.reshape(batch, time, tiling.key_heads, tiling.group, *size).swapaxes(1, 2)
-    return x.reshape(-1, time * tiling.group, *size)
+    x = x.reshape(batch, time, tiling.key_heads, -1).swapaxes(1, 2)
+    return x.reshape(batch * tiling.key_heads, time * tiling.group, *size)
 
 
 def _from_rows(x: Array, shape: tuple[int, ...], tiling: Tiling) -> Array:
     """[batch, time, heads, *size] again, with the first three axes of `shape`."""
     batch, time, heads, _ = shape
-    size = x.shape[2:]
-    x = x.reshape(batch, tiling.key_heads, -1, tiling.group, *size)[:, :, :time]
+    rows, *size = x.shape[1:]
+    x = x.reshape(batch, tiling.key_heads, rows // tiling.group, -1)[:, :, :time]
     return x.swapaxes(1, 2).reshape(batch, time, heads, *size)
 
 
