@@ -77,12 +77,12 @@ def _near(name: str, label: str, wanted: float, distance: float) -> Judge:
     return judge
 
 
-def _tail_lowers(system: str, kinds: Sequence[str]) -> Judge:
-    """Whether a tail lowers every error of these kinds."""
+def _tail_lowers(system: str) -> Judge:
+    """Whether a tail lowers the errors of all kinds of data."""
 
     def judge(results: Results) -> tuple[np.ndarray, str]:
         labels = [system, tail_label(system)]
-        pairs = {kind: results.paired(f"error, {kind}", labels) for kind in kinds}
+        pairs = {kind: results.paired(f"error, {kind}", labels) for kind in _ALL_KINDS}
         words = (
             f"error, {kind}: {in_words(['without', 'with'], rows)}" for kind, rows in pairs.items()
         )
@@ -174,12 +174,14 @@ def _of_group(group: int) -> list[Claim]:
             f"{kind} per key head: every index keeps more drawn mass than chance at equal bytes, "
             "by 0.05",
             _beat_chance(f"mass, drawn, {kind}", INDEXED, 0.05),
+            seeds=TEXT_SEEDS,
         ),
         Claim(
             f"{kind} per key head: a mass target has the better 5th percentile than as many tokens "
             "for all, by 0.02",
             _adaptive_is_better("worst_mass", "oracle", [group]),
             smallest=0.02,
+            seeds=TEXT_SEEDS,
         ),
     ]
     if group in FILES:
@@ -191,6 +193,7 @@ def _of_group(group: int) -> list[Claim]:
                 "equal bytes, by 0.05",
                 needles,
                 smallest=0.05,
+                seeds=TEXT_SEEDS,
                 control=_beat_chance(name, ["hata", "pqcache"], 0.2),
             ),
         ]
@@ -291,14 +294,10 @@ CLAIMS = (
         "a constant promises less: more tokens than a / x + b",
         below("tokens, heavy tails", [target_label(TARGET)], [law_label("constant")], 0),
     ),
-    Claim(
-        "a tail of clusters lowers Tactic's error on drawn keys, heavy-tailed or not",
-        _tail_lowers("tactic", ("heavy tails", "Gaussian")),
-    ),
     *(
         Claim(
             f"a tail never raises an error of {name}",
-            _tail_lowers(name, _ALL_KINDS),
+            _tail_lowers(name),
         )
         for name in ("tactic", "hata", "pqcache")
     ),
