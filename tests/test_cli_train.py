@@ -95,6 +95,8 @@ def test_plan_prints_the_commands_that_train_its_plan(printed, monkeypatch, caps
     [
         (["--set", "looped.feed_forwrd=3"], ["looped.feed_forwrd", "looped.feed_forward"]),
         (["--set", "looped.window.size=3"], ["looped.window.size", "head_size"]),
+        (["--set", "pattern=full"], ["pattern", "such as looped.pattern\n"]),
+        (["--set", "looped.steps=3"], ["looped.steps", "such as steps\n"]),
         (["--set", "optimiser=lion"], ["optimiser", "optimizer"]),
         (["--set", "steps"], ["set", "steps", "NAME=VALUE"]),
         (["--preset", "lt2-hybrid"], ["preset", "lt2-hybrid-tiny"]),

@@ -115,6 +115,7 @@ def test_the_page_says_the_verdict_of_paired_seeds(tmp_path, capsys, differences
     claim = f"{word}: looped has a lower held-out loss than plain"
     assert claim in printed
     assert claim in text
+    assert ("plain is not seen to learn; give it more steps" in text) == (word == "Void")
     assert f"{np.mean(differences):+.4f}" in text
     assert "The best rate of looped, 0.0015, is the smallest that was tried" in text
     assert "The best rate of plain" not in text

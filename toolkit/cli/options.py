@@ -182,10 +182,13 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 def _check_names(prefix: str, given: Mapping[str, Any], known: list[str]) -> None:
     if not isinstance(given, Mapping):
         raise ValueError(f"{prefix[:-1]}: got {given!r}, wanted a table of options")
+    # A file may have an option of the model at its top, or one of training in the model's table.
+    other, table = ("", TrainingSettings) if prefix == "looped." else ("looped.", LoopedConfig)
+    elsewhere = [field.name for field in dataclasses.fields(table)]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+            near = [other + name] if name in elsewhere else [prefix + word for word in near]
             raise ValueError(
-                f"{prefix}{name}: there is no such option; near it are "
-                f"{', '.join(prefix + word for word in near)}"
+                f"{prefix}{name}: there is no such option; wanted one such as {', '.join(near)}"
             )

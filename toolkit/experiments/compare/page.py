@@ -155,6 +155,9 @@ def verdict_words(comparison: Comparison, verdict: Verdict) -> str:
         words += f", by {low:.4f} to {high:.4f} {comparison.unit}"
     if verdict.seeds < LEAST_SEEDS:
         words += f" ({verdict.seeds} seeds; a verdict takes {LEAST_SEEDS})"
+    if verdict.word == "void":
+        first = next(iter(comparison.contenders))
+        words += f" (void, because {first} is not seen to learn; give it more steps)"
     return f"{words}. The smallest difference that matters was set to {comparison.smallest:g}."
 
 
