@@ -68,7 +68,7 @@ class Control:
             "description": self.label,
             **tooltip(self.explanation or self.label),
             "style": {"description_width": LABEL_WIDTH},
-            "layout": {"width": width, "max_width": "100%"},
+            "layout": {"width": width, "max_width": "calc(100% - 4px)"},
         }
 
 
