@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.measure import in_words
-from toolkit.planning import plan_decode
+from toolkit.planning import Strategy, plan_decode, predict
 from toolkit.planning.decode.mixtures import MixtureCost
 from toolkit.planning.decode.rates import ROOFLINE, SERVED
 from toolkit.planning.grade.served import FITTED, fit_served, grade_served, served_rows
@@ -80,3 +80,15 @@ def test_every_row_says_whose_it_is_and_fits_its_chips():
     printed = grade_served(PATH)
     assert "held out" in printed
     assert "Modelled; published figures are recorded" in printed
+
+
+def test_a_forward_pass_is_slower_than_published_prefill():
+    """Prefill is not planned: what trains is modelled at the rates of training."""
+    strategy = Strategy(
+        data=32, expert=32, dispatch="by_host", products="float8", overlapped="expert",
+        microbatches=2,
+    )  # fmt: skip
+    found = predict("deepseek-v3", "h100:32", strategy, batch=32 * 8, sequence_length=2048)
+    seconds = found.parts.forward_total(found.constants.slowdown)
+    assert 8 * 16_384 / seconds == pytest.approx(43_400, rel=1e-3)
+    assert seconds > 8 * 16_384 / 52_300

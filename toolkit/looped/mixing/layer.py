@@ -2,6 +2,7 @@
 configuration."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,6 +45,10 @@ class OptionsByWord(dict):
     pop = popitem = clear = update = setdefault = _refuse
 
     def __hash__(self):
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
         return hash(frozenset(self.items()))
 
     def __reduce__(self):

@@ -83,7 +83,8 @@ def plan_decode(
     other_parameters: float | None = None,
     imbalance: float = 1.0,
 ) -> DecodePlan:
-    """Choose how several chips decode with latent attention, or a whole mixture of experts.
+    """Choose how several chips decode with latent attention, or a whole mixture of experts; how
+    they prefill is not planned.
 
         the fastest scheme that fits; an exact one, unless a report allows slices
         touched = E (1 - (1 - k/E)^batch)          experts of a layer whose weights a step reads

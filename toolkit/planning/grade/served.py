@@ -19,8 +19,9 @@ from toolkit.planning.decode.cuts import pure_degrees
 from toolkit.planning.decode.latent import decode_cost
 from toolkit.planning.decode.mixtures import MixtureCost, mixture_cost
 from toolkit.planning.decode.rates import SERVED
+from toolkit.planning.grade.figures import read_rows
 from toolkit.planning.grade.fit import median_error
-from toolkit.planning.grade.published import cluster_of, read_rows
+from toolkit.planning.grade.published import cluster_of
 from toolkit.planning.models import model_of
 from toolkit.planning.time.seconds import Constants
 

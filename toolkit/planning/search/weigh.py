@@ -5,25 +5,22 @@ best is neither simulated nor are its bytes counted.
 """
 
 import bisect
-import functools
 import itertools
 import math
 
-from toolkit.planning.memory.categories import layer_kinds, layer_memory
-from toolkit.planning.memory.pipelines import stage_memory
 from toolkit.planning.model_checks import check_model, stages_fault
-from toolkit.planning.models import kinds_of
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.divisions import degrees_of, divisors, sharded_ways
-from toolkit.planning.search.layers import assign_layers
+from toolkit.planning.search.variants import (
+    balanced_in_memory,
+    even_in_time,
+    mixed_over_layers,
+    streamed,
+)
 from toolkit.planning.strategy import RECOMPUTE, SCHEDULES, SPLIT, Strategy
-from toolkit.planning.time.pipelines import balanced, cuts_by_size
-from toolkit.planning.time.step import layer_seconds
 
 RUNNERS_UP = 5
-UNITS = 512  # of memory in the knapsack over layers
 CHUNK = 256  # tokens per chunk of a streamed head, and least tokens of a slice
-BLOCK_CHUNKS = (2, 4, 8, 16)  # chunks of a sequence in the backward pass of a layer
 BALANCED = 8  # number of fastest pipelines whose stages are balanced
 ORDERED = 16  # number of fitting pipelines that are simulated in the order of another schedule
 LOOKED_AT = 200  # number of most promising ones
@@ -107,8 +104,8 @@ class Search:
         for each in found[:-1]:
             if self.host and not each.fits:
                 self._offloaded(each)
-        mixed = None if fastest.fits or not found[-1].fits else _mixed(found[-1])
-        for each in [*([mixed] if mixed else []), *_streamed(found[-1])]:
+        mixed = None if fastest.fits or not found[-1].fits else mixed_over_layers(found[-1])
+        for each in [*([mixed] if mixed else []), *streamed(found[-1])]:
             self._try(each)
 
     def _offloaded(self, each: Prediction) -> None:
@@ -193,7 +190,7 @@ class Search:
             for recompute in RECOMPUTE if ordered.schedule not in SPLIT else RECOMPUTE[:1]:
                 each = self.of(ordered, recompute=recompute)
                 is_near = each.memory.total <= NEARLY * each.limit
-                for placed in (each, _even_in_time(each) if is_near else None):
+                for placed in (each, even_in_time(each) if is_near else None):
                     if placed is not None and placed.least_seconds < self._bar(ordered):
                         self._try(placed)
                 if each.fits:
@@ -214,137 +211,10 @@ class Search:
         for fits in (True, False):
             few = itertools.islice((each for _, each in staged if each.fits is fits), BALANCED)
             for each in few:
-                uneven = _balanced(each)
+                uneven = balanced_in_memory(each)
                 if uneven is not None:
                     self._try(uneven)
 
 
 def _mean_seconds(found: Prediction) -> float:
     return found.parts.total(found.constants.slowdown) / found.strategy.pipeline
-
-
-def _streamed(layer: Prediction) -> list[Prediction]:
-    """If fully recomputed layers do not fit, use the fewest chunks that do (StreamBP)."""
-    memory, strategy = layer.memory, layer.strategy
-    smallest = memory.total - memory.gathered - memory.working
-    if layer.fits or strategy.tensor > 1 or smallest > layer.limit:
-        return []
-    found = []
-    for chunks in BLOCK_CHUNKS:
-        streamed = strategy.changed(block_chunks=chunks)
-        try:
-            check_model(layer.config, streamed, layer.batch, layer.sequence_length)
-        except ValueError:
-            break
-        found.append(
-            prediction_of(
-                layer.config, layer.cluster, streamed, layer.batch, layer.sequence_length,
-                layer.limit, layer.constants,
-            )
-        )  # fmt: skip
-        if found[-1].fits:
-            break
-    return found
-
-
-def _mixed(least: Prediction) -> Prediction | None:
-    """Choose what each layer recomputes, by a knapsack over the layers of one stage."""
-    config, strategy = least.config, least.strategy
-    kinds = set(kinds_of(config))
-    if len(kinds) > 1 or strategy.pipeline > 1 or least.strategy.recompute != "layer":
-        return None
-    sequences = least.batch // (strategy.batch_shards * strategy.microbatches)
-    kind, layers = kinds.pop(), len(config.layers)
-    sizes = (strategy, sequences, least.sequence_length)
-    kept = [layer_memory(config, *kind, each, *sizes).kept * config.loops for each in RECOMPUTE]
-    free = least.limit - least.memory.total + layers * kept[RECOMPUTE.index("layer")]
-    seconds = [
-        layer_seconds(
-            config, *kind, each, strategy, least.cluster, sequences, least.sequence_length,
-            least.constants,
-        ).total(least.constants.slowdown)
-        for each in RECOMPUTE
-    ]  # fmt: skip
-    unit = free / UNITS
-    units = [math.ceil(size / unit) for size in kept]
-    found = assign_layers([units] * layers, [seconds] * layers, budget=UNITS)
-    if found is None:
-        return None
-    count = {name: found.choices.count(index) for index, name in enumerate(RECOMPUTE)}
-    runs = [f"{count[name]} {name}" for name in reversed(RECOMPUTE) if count[name]]
-    if len(runs) < 2:
-        return None
-    mixed = strategy.changed(recompute=", ".join(runs))
-    return prediction_of(
-        config, least.cluster, mixed, least.batch, least.sequence_length, least.limit,
-        least.constants,
-    )  # fmt: skip
-
-
-def _balanced(even: Prediction) -> Prediction | None:
-    """The same with stages balanced in time, as far as memory allows."""
-    config, strategy, sizes = even.config, even.strategy, (even.batch, even.sequence_length)
-    kinds = tuple(layer_kinds(config, strategy))
-    if len(set(kinds)) > 1 or config.loops > 1:
-        return None
-    slowdown, count, last = even.constants.slowdown, len(kinds), strategy.pipeline - 1
-    sizes_of_stage = range(1, count + 1)
-
-    @functools.cache
-    def seconds(stage):
-        if 1 < stage < last:  # inner stages are alike
-            return seconds(1)
-        took = (even.stage_seconds(stage, 0, size) for size in sizes_of_stage)
-        return cuts_by_size([each.total(slowdown) for each in took])
-
-    @functools.cache
-    def memory(stage):
-        found = [math.inf] * count
-        for size in sizes_of_stage:  # of more layers than one too many nothing need be known
-            found[size - 1] = stage_memory(config, strategy, *sizes, stage, kinds[:size]).total
-            if found[size - 1] > even.limit:
-                break
-        return cuts_by_size(found)
-
-    found = balanced(count, strategy.pipeline, seconds, memory, even.limit)
-    if found is None or found == even.stages:
-        return None
-    return prediction_of(
-        config, even.cluster, strategy.changed(stages=found), *sizes, even.limit,
-        even.constants,
-    )  # fmt: skip
-
-
-def _even_in_time(even: Prediction) -> Prediction | None:
-    """The same with stages balanced in time, whatever their memory: all full to the least limit at
-    which all layers find a stage, then the longest shortened."""
-    strategy, kinds = even.strategy, layer_kinds(even.config, even.strategy)
-    count, stages, slowdown = len(kinds), strategy.stage_count, even.constants.slowdown
-    if len(set(kinds)) > 1 or even.config.loops > 1:
-        return None
-
-    @functools.cache
-    def seconds(stage, layers):
-        return even.stage_seconds(stage, 0, layers).total(slowdown)
-
-    like = [0, *[1] * (stages - 2), stages - 1]  # inner stages are alike
-    limits = sorted(seconds(s, k) for s in {*like} for k in range(1, 2 + count // stages * 2))
-    ways = [seconds(s, 1) for s in like]
-
-    def full(limit):
-        room = {s: [k for k in range(1, count + 1) if seconds(s, k) <= limit] for s in {*like}}
-        return [max(room[s], default=0) for s in like]
-
-    fits = [limit for limit in limits if limit >= max(ways)]
-    at = bisect.bisect_left(fits, count, key=lambda limit: sum(full(limit)))
-    if at == len(fits):
-        return None
-    sizes = full(fits[at])
-    while sum(sizes) > count:
-        sizes[max(range(stages), key=lambda s: (sizes[s] > 1, seconds(like[s], sizes[s])))] -= 1
-    if tuple(sizes) == even.stages:
-        return None
-    return prediction_of(
-        even.config, even.cluster, strategy.changed(stages=tuple(sizes)), even.batch,
-        even.sequence_length, even.limit, even.constants,
-    )  # fmt: skip

@@ -11,6 +11,8 @@ Source: Austin et al., How to Scale Your Model, 2025 (rooflines); Hetu-Galvatron
 communication that hides behind the backward pass.
 """
 
+import functools
+
 from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.parameters import mixing_flops
@@ -53,6 +55,9 @@ WAITS = {"tensor": "tensor ", "context": "tensor ", "expert": "expert "}
 BESIDE = {"expert": "expert", "tensor": "tensor-buffers"}
 
 
+_mixing_flops = functools.lru_cache(maxsize=1024)(mixing_flops)
+
+
 def layer_seconds(
     config: LoopedConfig,
     word: str,
@@ -68,7 +73,7 @@ def layer_seconds(
     parts = layer_parts(config, word, fed, strategy)
     tokens = sequences * length // strategy.context // strategy.slices
     runs = strategy.parts * config.loops
-    mixing = tokens * mixing_flops(word, config, length, whole=True) / strategy.tensor
+    mixing = tokens * _mixing_flops(word, config, length, whole=True) / strategy.tensor
     mixing *= _multiplied(config, word, strategy, length)
     chip, is_old = cluster.chip, constants.attention_kernels == "stored"
     products, routed = 2 * tokens * parts[0].share.used, 0.0
