@@ -19,7 +19,7 @@ _BOX = f"{_TEXT};border:1px solid #8a949e;border-radius:6px;padding:10px 14px;ma
 # Long options go on below themselves on a telephone.
 _OPTIONS = """<style>
 .toolkit-prediction .widget-radio-box label { display: flex; height: auto; line-height: 1.4 }
-.toolkit-prediction .widget-radio-box input { flex: none }
+.toolkit-prediction .widget-radio-box input { flex: none; order: -1 }
 </style>"""
 Shown = Panel | widgets.Widget | Callable[[], Panel | widgets.Widget]
 """What appears with the answer, or a function that makes it then."""
