@@ -1,12 +1,22 @@
 """The runner itself: what it keeps, what it removes, what it complains about."""
 
+import base64
+import io
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from PIL import Image
 
-from toolkit.lab.notebooks.execute import WIDGET_VIEW, run_notebook, strip
+from toolkit.lab.notebooks.execute import (
+    MOST_STILL_BYTES,
+    WIDGET_VIEW,
+    run_notebook,
+    save,
+    strip,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -29,6 +39,19 @@ def test_strip_keeps_the_picture_and_nothing_that_differs_between_runs() -> None
     assert cell.outputs[0].data == {"image/png": "abc", "text/plain": "words"}
     assert "execution" not in cell.metadata
     nbformat.validate(notebook)
+
+
+def test_a_large_still_keeps_the_colour_of_a_few_pixels(tmp_path: Path) -> None:
+    greys = np.random.default_rng(0).integers(0, 256, (400, 1248, 1), np.uint8).repeat(3, axis=2)
+    greys[100:130, 200:230] = accent = (0xB3, 0x24, 0x5B)
+    Image.fromarray(greys).save(png := io.BytesIO(), format="png")
+    assert len(png.getvalue()) > MOST_STILL_BYTES
+    data = {"image/png": base64.b64encode(png.getvalue()).decode()}
+    cell = new_code_cell("panel", outputs=[new_output("display_data", data=data)])
+    save(new_notebook(cells=[cell]), tmp_path / "still.ipynb")
+    still = base64.b64decode(cell.outputs[0].data["image/png"])
+    pixel = Image.open(io.BytesIO(still)).convert("RGB").getpixel((165, 88))
+    np.testing.assert_allclose(pixel, accent, atol=12)
 
 
 def test_run_reports_errors_and_stderr_and_stops(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ class SlicePanel(Panel):
 
     title = "A latent cut in slices: what does each softmax see?"
     figure_size = (9.6, 5.2)
-    opening_seconds = 11
+    opening_seconds = 8
     has_palette = True
 
     layer = Number("Layer", 2, low=1, high=2)

@@ -265,7 +265,7 @@ class DropPanel(PlayedPanel):
 
     title = "Sparse decoding: what is read, what is missed, and what does it cost?"
     figure_size = (9.6, 4.1)
-    opening_seconds = 2
+    opening_seconds = 3
     has_palette = True
     time_control = "question"
 
