@@ -97,6 +97,11 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
             raise ValueError(
                 f"{own[0]}: got {table[own[0]]!r} with init_from, whose model has its own"
             )
+        if (Path(published) / "run.json").is_file():
+            raise ValueError(
+                f"init_from: {published!r} is a run; wanted a published checkpoint, such as "
+                f"`toolkit export {published} FOLDER --style qwen3` writes"
+            )
         config = load_checkpoint(published, **table).config
     _refuse_unread(start, values, config)
     text = values.get("text", start.corpus)
