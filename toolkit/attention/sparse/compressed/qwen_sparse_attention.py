@@ -15,25 +15,24 @@ queries that may see it.
 from functools import partial
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._attend import Mask, fixed_scale, packed
-from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import check_room, show_overflow
 from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.sparse.compressed.compressed_attention import IndexKeys, IndexQueries
 from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.train.blocks import (
     Blocking,
     attend_to_chosen,
-    layout,
     layout_from_zero,
+    layouts,
 )
-from toolkit.attention.sparse.train.cache import IndexedCache
+from toolkit.attention.sparse.train.cache import IndexedCache, indexed_step, with_past
 from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens, index_scores, past
 from toolkit.attention.sparse.train.spread import (
     Selection,
@@ -103,24 +102,13 @@ def _attend(
     scale, block_size, selected, implementation,
 ):  # fmt: skip
     batch, time, heads, key = q.shape
-    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    mask, cache = Mask(documents=packed(segment_ids)), None
-    if initial_state is not None:
-        rows = {"keys": keys, "values": values, "index_keys": index_k}
-        arrays, mask, cache = continue_rows(initial_state, segment_ids, axis=-2, **rows)
-        keys, values, index_k = arrays.values()
+    rows, mask, cache = with_past(initial_state, segment_ids, k, v, index_keys=index_k)
+    keys, values, index_k = rows["keys"], rows["values"], rows["index_keys"]
     groups, length = keys.shape[1:3]
     if isinstance(length, int) and length // block_size <= selected:
         out = attend_to_past(q, keys, values, mask, scale)
     else:
-        first, start, _ = (jnp.broadcast_to(x, (batch,))[:, None] for x in mask.places(length))
-        positions = first + jnp.arange(time, dtype=jnp.int32)[None]
-        of_keys = None
-        if mask.documents is not None:
-            # Slots that a row does not fill lie in front, and belong to no document.
-            index = jnp.arange(length, dtype=jnp.int32)[None]
-            of_keys = jnp.where(index < start, 0, mask.documents.key)
-        where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
+        where = layouts(mask, batch, time, length, block_size)
 
         def sequence(is_gathered, q, k, v, index_q, index_k, where):
             blocking = Blocking(scale, block_size, selected + 1, is_gathered)
@@ -206,15 +194,11 @@ def qwen_sparse_attention_step(
 
 
 def _step(q_t, k_t, v_t, index_q_t, index_k_t, cache, scale, block_size, selected):
-    batch, heads, key = q_t.shape
-    groups, capacity, position = k_t.shape[1], cache.capacity, cache.length
-    rows = {"keys": k_t, "values": v_t, "index_keys": index_k_t}
-    cache = write_token(cache, position, axis=-2, **rows)
-    is_read_whole = capacity // block_size <= selected
+    capacity = cache.capacity
     blocking = Blocking(scale, block_size, selected + 1, is_gathered=True)
 
-    def sequence(q, k, v, index_q, index_k, position):
-        if is_read_whole:
+    def sequence(q, k, v, index_k, position, index_q):
+        if capacity // block_size <= selected:
             visible = past(position[None], None, capacity, None)
             return attend_selected(q[None], k, v, visible, scale, None, at_once=True)[0][0]
         blocks, own = layout_from_zero(position[None], capacity, block_size)
@@ -222,15 +206,4 @@ def _step(q_t, k_t, v_t, index_q_t, index_k_t, cache, scale, block_size, selecte
         chunk = q[None], index_q[None], own
         return _attend_picked(blocking, blocks, k, v, index_k, *chunk, at_once=True)[0]
 
-    out = each(
-        sequence,
-        q_t.reshape(batch, groups, heads // groups, key),
-        cache.keys,
-        cache.values_for(v_t),
-        index_q_t,
-        cache.index_keys,
-        position,
-        at_once=True,
-    )
-    out = show_overflow(out, cache).astype(q_t.dtype)
-    return out.reshape(batch, heads, v_t.shape[2]), cache
+    return indexed_step(sequence, q_t, k_t, v_t, index_k_t, cache, index_q_t)

@@ -5,13 +5,15 @@ up to the query. So a sequence of S tokens has at most S / block_size blocks to 
 documents it packs, although each document counts its blocks from its own start.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._attend import attend
+from toolkit.attention._attend import Mask, attend
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 
@@ -60,6 +62,18 @@ def layout(
     of_token = jnp.cumsum(is_last, dtype=jnp.int32) - is_last.astype(jnp.int32)
     own = Own(positions, document[positions], (index - place)[positions])
     return Blocks(last, of_token), own
+
+
+def layouts(mask: Mask, batch: int, time, length, block_size: int) -> tuple[Blocks, Own]:
+    """Where the blocks of every sequence lie, and its queries."""
+    first, start, _ = (jnp.broadcast_to(x, (batch,))[:, None] for x in mask.places(length))
+    positions = first + jnp.arange(time, dtype=jnp.int32)[None]
+    of_keys = None
+    if mask.documents is not None:
+        # Slots that a row does not fill lie in front, and belong to no document.
+        index = jnp.arange(length, dtype=jnp.int32)[None]
+        of_keys = jnp.where(index < start, 0, mask.documents.key)
+    return jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
 
 
 def layout_from_zero(

@@ -11,10 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.attention._attend import Mask, packed
-from toolkit.attention._caches import check_room, continue_rows, write_token
-from toolkit.attention.sparse.train.blocks import Blocking, Own, layout, layout_from_zero
-from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
+from toolkit.attention._attend import Mask
+from toolkit.attention._caches import check_room, write_token
+from toolkit.attention.sparse.train.blocks import Blocking, Own, layout_from_zero, layouts
+from toolkit.attention.sparse.train.cache import (
+    BlockCache,
+    pool_blocks,
+    pool_last_block,
+    with_past,
+)
 from toolkit.attention.sparse.train.spread import each, in_cheaper_form
 
 
@@ -36,26 +41,13 @@ def attend_by_block(
     `shares_copies`: the query heads of a key head gather the same tokens.
     """
     batch, time, heads, key = q.shape
-    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    mask, cache = Mask(documents=packed(segment_ids)), None
-    if initial_state is not None:
-        arrays, mask, cache = continue_rows(
-            initial_state, segment_ids, axis=-2, keys=keys, values=values
-        )
-        keys, values = arrays.values()
+    rows, mask, cache = with_past(initial_state, segment_ids, k, v)
+    keys, values = rows["keys"], rows["values"]
     groups, length = keys.shape[1:3]
     group = heads // groups
-    first, start, _ = (jnp.broadcast_to(x, (batch,))[:, None] for x in mask.places(length))
-    positions = first + jnp.arange(time, dtype=jnp.int32)[None]
-    of_keys = None
-    if mask.documents is not None:
-        # Slots that a row does not fill lie in front, and belong to no document.
-        index = jnp.arange(length, dtype=jnp.int32)[None]
-        of_keys = jnp.where(index < start, 0, mask.documents.key)
-
     # Every sequence and head brings its own indices, even if they are equal. Otherwise jax would
     # compute the masks of all queries and keys before the loops, and keep them.
-    where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
+    where = layouts(mask, batch, time, length, block_size)
 
     def sequence(is_gathered, q, k, v, where):
         blocking = Blocking(scale, block_size, selected_blocks, is_gathered)

@@ -7,18 +7,23 @@ As in `KVCache`, every row has a length of its own, and a token that finds no ro
 (`_caches.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+import toolkit.attention._shapes as shapes
 from toolkit._pytrees import register_dataclass
-from toolkit.attention._caches import Rows
+from toolkit.attention._attend import Mask, packed
+from toolkit.attention._caches import Rows, continue_rows, show_overflow, write_token
 from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._shapes import HeldKeys, HeldValues
 from toolkit.attention.execution.precision import accumulator
+from toolkit.attention.sparse.train.spread import each
 
 
 @register_dataclass
@@ -137,6 +142,33 @@ class IndexedCache(Rows):
     def values_for(self, v: Array) -> Array:
         """Values of the size of new ones: those kept, or the first channels of the keys."""
         return self.keys[..., : v.shape[-1]] if self.values is None else self.values
+
+
+def with_past(
+    cache: BlockCache | IndexedCache | None, segment_ids: shapes.SegmentIds | None,
+    k: shapes.SharedKeys, v: shapes.SharedValues, **others: Array,
+) -> tuple[dict[str, Array], Mask, Any]:  # fmt: skip
+    """Keys, values and other rows after those of a cache, where they lie, and the cache then."""
+    rows: dict[str, Any] = {"keys": k.swapaxes(1, 2), "values": v.swapaxes(1, 2), **others}
+    if cache is None:
+        return rows, Mask(documents=packed(segment_ids)), None
+    found, mask, cache = continue_rows(cache, segment_ids, axis=-2, **rows)
+    return {"values": found["keys"][..., : v.shape[-1]], **found}, mask, cache
+
+
+def indexed_step(
+    sequence: Callable[..., Array], q_t: shapes.Query, k_t: shapes.SharedKey,
+    v_t: shapes.SharedValue,
+    index_k_t: Float[Array, "batch index"], cache: IndexedCache, *index: Array,
+) -> tuple[shapes.HeadValue, IndexedCache]:  # fmt: skip
+    """One more token of every row: the outputs of sequence(q, keys, values, index keys, position,
+    *index), and the cache."""
+    position, (batch, heads, key) = cache.length, q_t.shape
+    cache = write_token(cache, position, axis=-2, keys=k_t, values=v_t, index_keys=index_k_t)
+    q = q_t.reshape(batch, k_t.shape[1], -1, key)
+    arrays = q, cache.keys, cache.values_for(v_t), cache.index_keys, position, *index
+    out = show_overflow(each(sequence, *arrays, at_once=True), cache).astype(q_t.dtype)
+    return out.reshape(batch, heads, v_t.shape[2]), cache
 
 
 def pool_blocks(cache: BlockCache, block_size: int) -> BlockCache:

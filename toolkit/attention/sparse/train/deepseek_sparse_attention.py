@@ -21,11 +21,11 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._attend import Mask, fixed_scale, packed
-from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import check_room, show_overflow
 from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.sparse.selection import top_mask
-from toolkit.attention.sparse.train.cache import IndexedCache
+from toolkit.attention.sparse.train.cache import IndexedCache, indexed_step, with_past
 from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens, index_scores, past
 from toolkit.attention.sparse.train.spread import (
     Selection,
@@ -91,13 +91,8 @@ def _attend(
     scale, selected_tokens, implementation,
 ):  # fmt: skip
     batch, time, heads, key = q.shape
-    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    mask, cache = Mask(documents=packed(segment_ids)), None
-    if initial_state is not None:
-        rows = {"keys": keys, "values": values, "index_keys": index_k}
-        arrays, mask, cache = continue_rows(initial_state, segment_ids, axis=-2, **rows)
-        keys, index_k = arrays["keys"], arrays["index_keys"]
-        values = arrays.get("values", keys[..., : v.shape[-1]])
+    rows, mask, cache = with_past(initial_state, segment_ids, k, v, index_keys=index_k)
+    keys, values, index_k = rows["keys"], rows["values"], rows["index_keys"]
     length, groups = keys.shape[2], keys.shape[1]
 
     if isinstance(length, int) and length <= selected_tokens:
@@ -177,14 +172,8 @@ def deepseek_sparse_attention_step(
 def _step(
     q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, scale, selected_tokens
 ):  # fmt: skip
-    batch, heads, key = q_t.shape
-    groups = k_t.shape[1]
-    slot = cache.length
-    rows = {"keys": k_t, "values": v_t, "index_keys": index_k_t}
-    cache = write_token(cache, slot, axis=-2, **rows)
-
-    def sequence(q, k, v, index_q, index_k, index_weights, slot):
-        visible = past(slot[None], None, cache.capacity, None)
+    def sequence(q, k, v, index_k, position, index_q, index_weights):
+        visible = past(position[None], None, cache.capacity, None)
         if cache.capacity <= selected_tokens:
             return attend_selected(q[None], k, v, visible, scale, None, at_once=True)[0][0]
         scores = index_scores(index_q[None], index_k, index_weights[None])
@@ -192,16 +181,4 @@ def _step(
         out = attend_selected(q[None], k, v, mask, scale, selected_tokens, at_once=True)[0][0]
         return out + jnp.where((jnp.isfinite(scores) | ~visible).all(), 0, jnp.nan)
 
-    out = each(
-        sequence,
-        q_t.reshape(batch, groups, heads // groups, key),
-        cache.keys,
-        cache.values_for(v_t),
-        index_q_t,
-        cache.index_keys,
-        index_weights_t,
-        slot,
-        at_once=True,
-    )
-    out = show_overflow(out, cache).astype(q_t.dtype)
-    return out.reshape(batch, heads, v_t.shape[2]), cache
+    return indexed_step(sequence, q_t, k_t, v_t, index_k_t, cache, index_q_t, index_weights_t)
