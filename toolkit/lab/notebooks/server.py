@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.lab.notebooks.index import FOLDERS, write_index
@@ -25,6 +26,21 @@ def make_workspace(root: Path) -> Path:
                 shutil.copyfile(source, copy)
     write_index(root)
     return root
+
+
+def kernel_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """That of the kernels: programs that a panel keeps are the next session's, in a folder.
+
+    All others are compiled anew, since collectives of a loaded program can meet on CPUs.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in own:
+        return dict(own)
+    home = Path(own.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return {
+        **own,
+        "JAX_COMPILATION_CACHE_DIR": str(home / "mlsys-toolkit" / "lab"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "inf",
+    }
 
 
 def serve(*, port: int = 8888, browser: bool = True, workspace: Path) -> int:
@@ -56,4 +72,4 @@ def serve(*, port: int = 8888, browser: bool = True, workspace: Path) -> int:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         # Containers often run as root, which JupyterLab refuses by default.
         command.append("--allow-root")
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, check=False, env=kernel_environment(os.environ)).returncode

@@ -125,6 +125,7 @@ class DropView(View):
         )
 
 
+@reading.keeping_programs()
 def drop_view(
     *, system: str, budget: int, context: int, layer: int, head: int, question: int
 ) -> DropView:

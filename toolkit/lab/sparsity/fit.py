@@ -94,6 +94,7 @@ class FitView(View):
         return "Measured here on the retrieval model, layer 1; weights over the largest one."
 
 
+@reading.keeping_programs()
 def fit_view(*, target: float, context: int, head: int, question: int) -> FitView:
     """Tactic's stopping point for one question of layer 1; head and question count from 1."""
     exact, curve, total, forced, seen, levels = _listed(context, head - 1, question - 1)

@@ -16,6 +16,8 @@ so the share of each is the projection of its term onto the error, over the erro
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +58,18 @@ class Text(NamedTuple):
     keys: tuple[Float[Array, "heads time size"], ...]
     values: tuple[Float[Array, "heads time size"], ...]
     first: Array  # input of the first layer for each question [questions, 1, width]
+
+
+@contextmanager
+def keeping_programs() -> Iterator[None]:
+    """Have later sessions find what is compiled here, where JAX has a folder for it."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0.0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 @functools.cache
