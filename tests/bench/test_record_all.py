@@ -1,5 +1,6 @@
 """One command for an accelerator: rehearsed on a CPU, resumed, and what it does with a failure."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_the_notebook_runs_the_command_and_reads_the_file():
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert "!toolkit bench --all --record accelerator.json --minutes 30" in code
     assert any('read_records("accelerator.json")' in cell for cell in code)
+    assert inspect.signature(record_all).parameters["minutes"].default == 30
 
 
 def test_the_page_of_results_says_what_was_recorded():
@@ -104,6 +106,7 @@ def test_the_page_of_results_says_what_was_recorded():
     kernels = [x for x in records if x.name.startswith("kernel cuda ")]
     assert [x.check for x in kernels] == ["passed"] * 34
     assert "All 34 kernels were right" in page
+    assert {(x.date[:10], x.versions["jax"]) for x in records} == {("2026-11-26", "0.11.2")}
     softmax = "softmax forward+backward causal B=4 T=4096 H=16/4 D=128 bfloat16 | 1 cores | "
     latent = "latents of 576, H=16 B=8 context=32768 bfloat16 | 1 cores | "
     for name, milliseconds in {

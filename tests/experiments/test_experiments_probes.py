@@ -59,7 +59,8 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert {len(results.samples(name, ANEW)) for name in WORKLOADS} == {5}
     assert len(WORKLOADS) == 4
     margins, _ = probes._halving(results)
-    assert 20 * (margins + 0.5).mean() == pytest.approx(19)
+    assert 100 * (margins + 0.5).mean() == pytest.approx(95)
+    assert (probes.PROBE, probes.RUN) == (20, 240)
     assert probes.PROBE - probes.THIRD == 13  # of one candidate of three
 
 

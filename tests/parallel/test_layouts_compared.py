@@ -107,6 +107,10 @@ def test_the_tables_of_the_page_are_those_of_their_command(monkeypatch):
     """All but FLOPs and memory, which tests compile otherwise than users do."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
     layouts = importlib.import_module("layouts")
+    assert (*layouts.MESH.values(), layouts.KEY, layouts.BUDGET) == (2, 4, 16, 0.95)
+    params, x = layouts.shapes(64, 256, 4, 2, ())  # as `searched` has them; `budgeted`: 128, 512
+    assert x.shape == (8, 32, 64)
+    assert params["attention"]["q"]["kernel"].shape == (64, 4 * 16)
 
     def counted(text):
         rows = [

@@ -20,7 +20,7 @@ GONE = re.compile(r"pjit\W[^.]*\b(?:gone|removed)\b|name is gone")
 
 def test_pjit_is_jit_with_shardings_under_a_deprecated_name():
     module = importlib.import_module("jax.experimental.pjit")
-    is_deprecated = jax.__version_info__ >= (0, 8)
+    is_deprecated = jax.__version_info__ >= (0, 8)  # 0.8
     with pytest.warns(DeprecationWarning, match="jax.jit") if is_deprecated else nullcontext():
         pjit = module.pjit
     rows = NamedSharding(make_mesh({"data": 8}), P("data"))

@@ -144,7 +144,7 @@ def test_odm_explores_evenly_at_first_and_then_seeks_high_losses():
 
 
 def test_the_rules_give_the_numbers_of_dataflex():
-    """Of its released code (OpenDCAI/DataFlex, run elsewhere), without its scale of rewards."""
+    """Of its released code (OpenDCAI/DataFlex, run elsewhere), without its scale of rewards, 15."""
     weights = np.full(4, 0.25)
     for excess in ([0.5, 0.1, 0.0, 1.2], [0.2, 0.9, 0.3, 0.0]):
         weights = doremi_weights(weights, np.array(excess), rate=0.7, smoothing=0.01)

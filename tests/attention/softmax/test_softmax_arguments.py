@@ -325,7 +325,7 @@ def test_rescaling_less_often_changes_nothing_but_the_count():
         values = numbers(1, keys, VALUE)
         wanted = jax.nn.softmax(scores, axis=-1) @ values
         counts, of_random = [], []
-        for slack in (0.0, 8 * np.log(2)):
+        for slack in (0.0, 8 * np.log(2)):  # 0 and 5.5
             out, lse, rescales = online_softmax(scores, values, tile=16, slack=slack)
             assert_close((out, lse), (wanted, jax.nn.logsumexp(scores, axis=-1)), 1e-13)
             counts.append(int(rescales.sum()))

@@ -60,7 +60,7 @@ def test_state_is_that_of_the_library(keep: float, write_strength: float) -> Non
 
 
 def test_recall_of_the_token_just_written_is_the_write_strength() -> None:
-    for write_strength in (1.0, 0.3):
+    for write_strength in (1.0, 0.3, 0.0):
         recall = read(text="one two three", write_strength=write_strength).recall
         np.testing.assert_allclose(np.diag(recall)[:3], write_strength, atol=FLOAT32_TOLERANCE)
 

@@ -48,6 +48,12 @@ def test_float8_is_that_of_jax_and_blocks_lose_what_an_outlier_hides():
     int8, e4m3, e5m2, blocks = plain
     assert max(plain[int8], plain[blocks]) < 0.01 < plain[e4m3] < plain[e5m2]
     assert spoilt[e4m3] < spoilt[e5m2] < spoilt[blocks] < spoilt[int8]
+    a, b = (np.reshape(fewer_bits.ordinary(64 * 512, seed), (64, 512)) for seed in (1, 2))
+    left, right = (
+        x.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(float) for x in (a, b)
+    )
+    error = np.linalg.norm(left @ right.T - a @ b.T) / np.linalg.norm(a @ b.T)
+    assert fewer_bits.product_errors()[e4m3] == pytest.approx(error)
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def test_the_red_line_stands_where_the_reach_ends() -> None:
 def test_what_the_notebook_says_of_its_first_panel() -> None:
     panel = LoopPanel(pattern="window window", window=8)
     assert panel.view.reach == (15, 29, 43, 57)
+    assert set(np.diff(panel.view.reach)) == {14}
     used = [panel.view.distance(loop) + 1 for loop in range(4)]
     assert max(used) < 8
     assert set(np.diff(used)) == {0, 1}

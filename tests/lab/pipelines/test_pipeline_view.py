@@ -87,6 +87,7 @@ def test_sentences_of_the_notebook():
     """The numbers that its prose has."""
     late = [view(schedule=name, delay=0.5) for name in ("1F1B", "GPipe")]
     assert [one.makespan for one in late] == [41, 36]
+    assert view(schedule="1F1B").makespan == 33
     assert [max(one.timeline.schedule.peak_activations) for one in late] == [4, 8]
     assert view(microbatches=28).bubble < 0.1 < view(microbatches=27).bubble + 1e-12
     placement = view(schedule="ZB-V").timeline.schedule.placement

@@ -95,5 +95,5 @@ def test_a_stored_step_is_slower_on_slower_links_and_says_what_is_modelled(layou
     assert view.window[1] == pytest.approx(view.now.step_seconds)
     assert "Durations modelled" in view.sentence()
     assert "as compiled" in view.footnote()
-    slow = timeline_of(layout=layout, speed=0.5, straggler=2.0, part=0.0)
+    slow = timeline_of(layout=layout, speed=0.5, straggler=2.0, part=60.0)
     assert slow.now.step_seconds > view.now.step_seconds

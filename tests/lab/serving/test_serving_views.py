@@ -52,6 +52,7 @@ def test_the_knee_is_where_the_share_falls():
     falling = [1.0, 1.0, 0.8, *[0.1] * (len(knee.LOADS) - 3)]
     assert knee.knee(falling) == pytest.approx((knee.LOADS[1] + knee.LOADS[2]) / 2)
     panel = knee.GoodputPanel()
+    assert panel.slots == 16
     by_gap = panel.view.knees
     assert by_gap["pools"] < by_gap["chunks"] / 2
     panel.gap = "per_token"

@@ -14,11 +14,6 @@ from toolkit.bench.mixers.gpu import SHAPES, Work, modelled_work
 from toolkit.bench.mixers.steps import DEVICES, SHARDED, SLICES, shard_work
 from toolkit.measure import Peak, published_peak
 
-_TIED = "<!-- tied: tests/bench/test_bench.py::test_the_page_of_floors_is_what_the_formulas_say -->"
-_OF_A_RECORD = (
-    "<!-- tied: tests/docs/test_sentences_of_pages.py::"
-    "test_latent_steps_reach_the_share_of_the_floor_that_the_page_says -->"
-)
 CHIPS = ("H100", "H200", "B200", "TPU v5e", "TPU v6e")
 SHAPE = SHAPES[1]
 HOPPER, LATENT_SHAPE = ("H100", "H200"), (64, 32768)  # rows, tokens of each
@@ -53,8 +48,8 @@ The least time in which a chip could run a mixer whose form is a Pallas kernel: 
 products at the published rate and of inputs and results crossing the memory bus once. All figures
 are *modelled*, from the formulas of `MIXERS`, for batch {batch}, {time:,} tokens, {heads} heads of
 {size} channels, bfloat16; on a GPU `toolkit bench mixers` prints the share of the floor that each
-reaches. A gradient counts three times the products of the forward pass. {_TIED}
-In parentheses what binds. `python -m toolkit.bench.mixers.kernel_floors` writes this page.
+reaches. A gradient counts three times the products of the forward pass. In parentheses what binds.
+`python -m toolkit.bench.mixers.kernel_floors` writes this page.
 
 {tables[0]}
 
@@ -102,7 +97,7 @@ def _phase_floors() -> str:
 `implementation="pallas"` of the shape above, kernel by kernel (only their sum has been timed).
 Inverses by blocks of 16 tokens take {INSTRUCTIONS} products of
 64 x 16 x 16 per chunk, {2 * chunks * INSTRUCTIONS * 64 * 16**2 / 1e9:.0f} GFLOP in all, where \
-doubling matrices of 64 x 64 takes {2 * chunks * 30 * chunk**3 / 1e9:.0f}. {_TIED}
+doubling matrices of 64 x 64 takes {2 * chunks * 30 * chunk**3 / 1e9:.0f}.
 The backward pass runs `gpu/prepare` again, with its T, then the walk back and `gpu/gradients`.
 
 {_table(lines)}"""
@@ -124,7 +119,6 @@ def _latent_floors() -> str:
 Attention of one of {DEVICES} devices in a layer of DeepSeek-V3, {batch} sequences of {slots:,}
 tokens, bfloat16: `decode_step(..., implementation="pallas")`, a kernel for Hopper. With 8 sequences
 an H100 took 12 to 38 % of the floor's rate (recorded); `toolkit bench latent` measures it.
-{_OF_A_RECORD}
 
 {_table(lines)}"""
 
