@@ -190,6 +190,7 @@ def without_numbers(group: Claims) -> set[str]:
         for scale in ((1, 100, 1e3, 0.01, 1e-3) if "tied" in dict(marks) else (1,))
     }
     own = " ".join(bare(one) for one in group.sentences if not cites(one))
+    own = re.sub(r"\b\d{1,2} [A-Z][a-z]+ 20\d\d\b", " ", own)  # the date of a source
     found = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", own)
     return {n for n in found if float(n.rstrip(",").replace(",", "")) not in there}
 
