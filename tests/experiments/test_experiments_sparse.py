@@ -363,7 +363,9 @@ def test_questions_are_answered_by_what_reads_the_right_tokens_and_not_by_chance
     found = {row.system: row.accuracy for row in rows}
     assert found["dense"] - found["random"] >= 0.5
     assert found["dense"] - found["oracle"] <= 0.25
-    assert "VOID" not in questions.answers_table(rows)
+    table = questions.answers_table(rows)
+    assert "VOID" not in table
+    assert "quest, budget 30: no row" in table
     chance = [row._replace(accuracy=found["dense"]) for row in rows]
     assert "needle with 30 tokens is VOID" in questions.answers_table(chance)
     with pytest.raises(ValueError, match=r"questions must be among needle, keys.*; got 'poem'"):

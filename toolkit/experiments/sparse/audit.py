@@ -6,7 +6,7 @@ in every full softmax layer of every loop, as in decoding.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -284,11 +284,19 @@ def audit_table(rows: list[Row]) -> str:
     for row in rows:
         if (row.name.removesuffix(EQUAL), row.budget) not in equal:
             table += f"\n{row.name}: not at equal bytes, as its index leaves too few tokens"
-    for budget, name in itertools.product(dict.fromkeys(row.budget for row in rows), SELECTORS):
-        if budget < (least := at_small_budgets(name).least):
-            table += f"\n{name}, budget {budget}: no row, as its sinks and recent tokens, "
-            table += f"which are always read, are {least}"
-    return table
+    return table + without_rows(dict.fromkeys(row.budget for row in rows))
+
+
+def without_rows(budgets: Iterable[int]) -> str:
+    """A line for every system that always reads more than one of these budgets."""
+    cells = itertools.product(budgets, SELECTORS)
+    found = ((budget, name, at_small_budgets(name).least) for budget, name in cells)
+    return "".join(
+        f"\n{name}, budget {budget}: no row, as its sinks and recent tokens, which are always "
+        f"read, are {least}"
+        for budget, name, least in found
+        if budget < least
+    )
 
 
 def verdict(rows: list[Row]) -> str:

@@ -34,6 +34,7 @@ from toolkit.experiments.sparse.audit import (
     Reader,
     bytes_per_token,
     run_sparsely,
+    without_rows,
 )
 from toolkit.experiments.sparse.quality import (
     Quality,
@@ -287,4 +288,4 @@ def answers_table(rows: list[Answered]) -> str:
         if chance and chance.accuracy > dense - MARGIN:
             words = f"dense attention answers {dense:.0%}, {CONTROL} tokens {chance.accuracy:.0%}"
             table += f"\n{kind} with {budget} tokens is VOID: {words}"
-    return table
+    return table + without_rows(dict.fromkeys(budgets))
