@@ -116,13 +116,6 @@ def test_a_wrong_option_is_one_line(printed, arguments, words):
         assert word in err
 
 
-def test_a_run_is_no_published_checkpoint(printed, tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    _, _, err = printed("--init-from", str(tmp_path))
-    assert f"toolkit export {tmp_path} FOLDER --style" in err
-    assert len(err.splitlines()) == 1
-
-
 def test_settings_are_numbers_lists_truths_or_strings():
     found = parsed_settings(("a.b=2", "a.c=[1, 2]", "d=true", "e=x y", "f=None"))
     assert found == {"a": {"b": 2, "c": [1, 2]}, "d": True, "e": "x y", "f": "None"}

@@ -13,6 +13,7 @@ from toolkit._files import sealed_json
 from toolkit.lab import TrainingRun, load_language_model, stream_text, train_language_model
 from toolkit.language import next_byte_loss
 from toolkit.language.cores import run_cores
+from toolkit.language.start import first_model
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import (
     CheckpointError,
@@ -232,6 +233,12 @@ def test_a_folder_written_by_fit_is_read_with_its_average(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, evaluation_params(done))
     same = jax.tree.map(lambda a, b: bool((a == b).all()), loaded, done.params)
     assert not all(jax.tree.leaves(same))  # the control: the last weights
+    other = dataclasses.replace(config, dtype="bfloat16", remat=True)
+    begun = first_model(TrainingRun(other, init_from=str(tmp_path / "run")))
+    assert begun.config == other
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(begun, nnx.Param), loaded)
+    with pytest.raises(ValueError, match="differs from that of init_from"):
+        first_model(TrainingRun(LoopedConfig.tiny("full"), init_from=str(tmp_path / "run")))
     state, step = prepare(functools.partial(next_byte_loss, graph), params, recipe)
     fit(state, step, batch, options, directory=tmp_path / "untold")
     with pytest.raises(ValueError, match="wanted the configuration of `fit` to have 'model'"):

@@ -84,7 +84,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
     import jax
 
     from toolkit.language import TrainingRun, load_tokenizer, train_language_model
-    from toolkit.looped import load_checkpoint
+    from toolkit.language.load import model_to_start_from
     from toolkit.training.profile import parsed_steps
 
     table, published = values.get("looped", {}), settings.get("init_from")
@@ -97,12 +97,7 @@ def train(directory: Annotated[Path, tyro.conf.Positional], **given: Any) -> Non
             raise ValueError(
                 f"{own[0]}: got {table[own[0]]!r} with init_from, whose model has its own"
             )
-        if (Path(published) / "run.json").is_file():
-            raise ValueError(
-                f"init_from: {published!r} is a run; wanted a published checkpoint, such as "
-                f"`toolkit export {published} FOLDER --style qwen3` writes"
-            )
-        config = load_checkpoint(published, **table).config
+        config = model_to_start_from(published, **table).config
     _refuse_unread(start, values, config)
     text = values.get("text", start.corpus)
     text = text if isinstance(text, str) else tuple(text)

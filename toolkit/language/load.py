@@ -1,16 +1,18 @@
 """Loading a trained model from a run's folder, an exported file or a published checkpoint."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax import nnx
 
 from toolkit._checks import checked
 from toolkit.language.cores import read_run
 from toolkit.language.run import TrainingRun
-from toolkit.language.start import parts_of
 from toolkit.looped import LoopedConfig, LoopedLM, load_checkpoint, load_model, parameter_count
 from toolkit.looped.checkpoints.hub import PUBLISHED
+from toolkit.looped.feed_forward import RouterState
 from toolkit.training import Checkpoints, TrainState, evaluation_params
 
 
@@ -64,6 +66,24 @@ def load_language_model(directory: Path) -> LoopedLM:
         )
     bias = restored[0].model_state
     return nnx.merge(graph, evaluation_params(restored[0]), *(() if bias is None else (bias,)))
+
+
+def model_to_start_from(source: str, **changes: Any) -> LoopedLM:
+    """The model of anything that `load_language_model` reads, with another `dtype` or `remat`."""
+    if is_published(Path(source)):
+        return load_checkpoint(source, **changes)
+    trained = load_language_model(Path(source))
+    config = dataclasses.replace(trained.config, **changes)
+    model = LoopedLM(config, rngs=nnx.Rngs(0))
+    nnx.update(model, nnx.state(trained))
+    return model
+
+
+def parts_of(model: LoopedLM) -> tuple[nnx.GraphDef, nnx.State, nnx.State | None]:
+    """Structure, parameters, and what routers keep if the model has any, which no optimiser
+    moves."""
+    graph, bias, params = nnx.split(model, RouterState, ...)
+    return graph, params, bias if jax.tree.leaves(bias) else None
 
 
 def _fitted(directory: Path) -> dict[str, Any]:

@@ -30,8 +30,8 @@ class TrainingSettings(Recipe):
         router_z: weight of the router z-loss, which keeps routers' logits small.
         bias_rate: by how much each step moves the biases that choose experts towards even loads
             (balance without a loss), in models with `moe.choice_bias`; 1e-3 in DeepSeek-V3.
-        init_from: a published checkpoint whose model, with its tokenizer, is trained on: a folder,
-            or "owner/name". None draws a model.
+        init_from: a run or a published checkpoint whose model, with its tokenizer, is trained on: a
+            folder, or "owner/name". None draws a model.
         seed: seed of the initialisation and of the order of the data.
         layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
             "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor"; or

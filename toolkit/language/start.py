@@ -1,4 +1,4 @@
-"""What training starts from: a drawn model or a published one, and its text."""
+"""What training starts from: a drawn model or a trained one, and its text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from toolkit.language.documents import write_tokens
+from toolkit.language.load import model_to_start_from, parts_of
 from toolkit.language.run import TrainingRun
-from toolkit.looped import LoopedLM, load_checkpoint
-from toolkit.looped.feed_forward import RouterState
+from toolkit.looped import LoopedLM
 from toolkit.parallel import Layout
 from toolkit.training import (
     Corpus,
@@ -35,20 +35,13 @@ def first_model(run: TrainingRun) -> LoopedLM:
     if run.init_from is None:
         return LoopedLM(run.config, rngs=nnx.Rngs(run.seed))
     free = {name: getattr(run.config, name) for name in ("dtype", "remat")}
-    model = load_checkpoint(run.init_from, **free)
+    model = model_to_start_from(run.init_from, **free)
     if model.config != run.config:
         raise ValueError(
             f"config: got one that differs from that of init_from {run.init_from!r} in more than "
-            "dtype and remat; wanted `load_checkpoint(init_from).config`"
+            "dtype and remat; wanted `load_language_model(init_from).config`"
         )
     return model
-
-
-def parts_of(model: LoopedLM) -> tuple[nnx.GraphDef, nnx.State, nnx.State | None]:
-    """Structure, parameters, and what routers keep if the model has any, which no optimiser
-    moves."""
-    graph, bias, params = nnx.split(model, RouterState, ...)
-    return graph, params, bias if jax.tree.leaves(bias) else None
 
 
 def planned_parameters(run: TrainingRun, form: ProgramForm) -> tuple[Any, Any, None, Layout]:

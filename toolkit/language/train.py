@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit._checks import checked
+from toolkit.language.load import parts_of
 from toolkit.language.losses import loss_and_bias, loss_of_parts, loss_of_recursion
 from toolkit.language.record import configuration_of, describe_run, shorter_runs
 from toolkit.language.run import TrainedModel, TrainingRun, bits_per_byte
@@ -23,7 +24,6 @@ from toolkit.language.start import (
     corpora_of,
     first_model,
     mixed_batches,
-    parts_of,
     planned_parameters,
     text_corpus,
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from toolkit.language.load import parts_of
 from toolkit.language.losses import loss_and_bias
-from toolkit.language.start import parts_of
 from toolkit.looped import (
     LoopedConfig,
     LoopedLM,

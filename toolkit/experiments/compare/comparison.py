@@ -19,9 +19,10 @@ from toolkit.experiments.kit.experiment import Column, Experiment, Stopped, Work
 from toolkit.experiments.kit.results import Outcome, Results
 from toolkit.experiments.kit.verdicts import Claim, below
 from toolkit.language import TrainingRun, train_language_model
+from toolkit.language.load import parts_of
 from toolkit.language.losses import loss_of_parts
 from toolkit.language.run import bits_per_byte
-from toolkit.language.start import parts_of, text_corpus
+from toolkit.language.start import text_corpus
 from toolkit.language.tokens import bytes_per_token
 from toolkit.looped import LoopedConfig, LoopedLM, flops_per_token, parameter_count
 from toolkit.training import Corpus, DivergedError, evaluation_batches, make_evaluation
