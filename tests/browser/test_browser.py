@@ -348,10 +348,10 @@ def wait_for_change(page: Any, element: Any, old: str) -> str:
 def test_a_lesson_is_predicted_solved_checked_and_exported(
     open_notebook: Callable[[str], Any],
 ) -> None:
-    page = open_notebook("07_pipeline")  # its guess was 5
+    page = open_notebook("07_pipeline")  # its guess was 3
     assert_no_errors(page)
     first, second = (page.locator(".toolkit-prediction").nth(at) for at in (0, 1))
-    assert "You guessed 5. They idle 27.3%" in first.inner_text()
+    assert "You guessed 3. They idle 27.3%" in first.inner_text()
     assert first.locator("img").count() == 1
     assert "Locked" in second.inner_text()
     code = """
