@@ -242,6 +242,6 @@ def test_plans_are_drawn_by_number_from_every_kind_of_model(tmp_path):
 
 @pytest.mark.nightly
 def test_libtpu_refuses_no_drawn_plan(tmp_path):
-    assert grade_drawn(DRAWN, 0) == "0 of 158 drawn plans refused by libtpu"
+    assert grade_drawn(DRAWN, 0) == "0 of 200 drawn plans refused by libtpu"
     pytest.importorskip("libtpu")
     assert grade_drawn(tmp_path / "drawn.jsonl", 20).startswith("0 of")
