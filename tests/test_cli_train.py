@@ -8,6 +8,7 @@ import pytest
 
 from toolkit.cli import commands as cli
 from toolkit.cli.options import merged, parsed_settings
+from toolkit.training import OPTIMIZERS
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_without_options_it_is_the_documented_model(printed):
     assert table["text"] == "prose"
 
 
-def test_presets_and_own_modules(printed, tmp_path):
+def test_presets_and_own_modules(printed, tmp_path, monkeypatch):
     table, _, _ = printed("--preset", "lt2-hybrid-1.3b", "--set", "looped.remat=true")
     assert table["looped"]["vocabulary"] == 128_256
     assert table["looped"]["remat"]
@@ -70,6 +71,8 @@ def test_presets_and_own_modules(printed, tmp_path):
         "from toolkit.training import OPTIMIZERS, OptimizerKind\n"
         "OPTIMIZERS['mine'] = OptimizerKind(lambda b1, b2, eps: optax.identity(), 0.0, 0.0, 'me')\n"
     )
+    # What the module adds is taken back, and with it no other test sees a further optimiser.
+    monkeypatch.setitem(OPTIMIZERS, "mine", None)
     assert printed("--import", "mine", "--optimizer", "mine")[0]["optimizer"] == "mine"
 
 
