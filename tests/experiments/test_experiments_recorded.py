@@ -69,10 +69,12 @@ def test_what_the_page_of_results_says_is_left_to_run():
     gap = looped - hybrid
     effect = gap.mean() / gap.std(ddof=1)
     assert effect == pytest.approx(0.81, abs=0.005)
-    found = power(25, effect, claims=len(experiment.claims), draws=1000)
-    assert found == pytest.approx(0.87, abs=0.02)
-    hours = 25 * results.paired("seconds", both).mean(1).sum() / 3600
-    assert hours == pytest.approx(3.6, abs=0.05)
+    (claim,) = load_experiment("hybrid").claims
+    assert claim.seeds == 20
+    assert power(claim.seeds, effect, draws=1000) == pytest.approx(0.93, abs=0.02)
+    seconds = results.paired("seconds", both).mean(1)
+    hours = claim.seeds * (seconds.sum() + seconds[1] / 3) / 3600  # the control: a third
+    assert hours == pytest.approx(3.4, abs=0.05)
     transfer = load_experiment("transfer")
     assert transfer.minutes == 50 * 60
     runs = read_runs(folder / "transfer.jsonl", transfer)
