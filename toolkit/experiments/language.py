@@ -52,6 +52,7 @@ _DECODE = "decode tokens/s by context"
 
 
 def matched_model(pattern: str, loops: int) -> LoopedConfig:
+    """A model of this pattern with as many parameters as the plain one, within 2 %."""
     sizes = {"width": 64, "heads": 2, "feed_forward_multiple_of": 8}
     plain = LoopedConfig.tiny(CONTENDERS["plain"][0], **sizes)
     return match_parameters(LoopedConfig.tiny(pattern, loops=loops, **sizes), plain, tolerance=0.02)

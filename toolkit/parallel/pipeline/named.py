@@ -111,6 +111,7 @@ def bound_of(name: str, devices: int, microbatches: int, slow: int, times: Fract
 
 
 def factors_of(schedule: schedules.Schedule, slow: int, times: Fraction) -> tuple[Fraction, ...]:
+    """The slow stage's duration beside those of the others, which are 1."""
     return tuple(times if s == slow else Fraction(1) for s in range(schedule.stages))
 
 
