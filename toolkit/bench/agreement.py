@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from toolkit._checks import checked
 
@@ -23,7 +23,8 @@ def agree(
             where single numbers have large rounding errors.
 
     Returns:
-        A function of the results by name, for jax, NumPy and torch arrays on any device.
+        A function of the results by name, for jax, NumPy and torch arrays on any device. What is
+        on an accelerator is compared there.
 
     Source: "rms" is the criterion of flash-linear-attention's tests.
 
@@ -34,13 +35,16 @@ def agree(
         Traceback (most recent call last):
         ValueError: 'peer' and 'ours' disagree: relative error 1.0e+00, wanted at most 1e-06
     """
-    size = {"max": lambda x: np.max(np.abs(x)), "rms": lambda x: np.sqrt(np.mean(np.square(x)))}
+    size = {
+        "max": lambda x: jnp.max(jnp.abs(x)),
+        "rms": lambda x: jnp.sqrt(jnp.mean(jnp.square(x))),
+    }
     measure = size[norm]
 
     def check(results: Mapping[str, Any]) -> None:
         names = list(results)
         first = _arrays(results[names[0]])
-        if not all(np.isfinite(b).all() for b in first):
+        if not all(jnp.isfinite(b).all() for b in first):
             raise ValueError(f"{names[0]!r} gave a number that is not finite")
         for name in names[1:]:
             for a, b in zip(_arrays(results[name]), first, strict=True):
@@ -57,15 +61,16 @@ def agree(
 def finite(results: Mapping[str, Any]) -> None:
     """The check of contenders with different results: no number is infinite or NaN."""
     for name, result in results.items():
-        if not all(np.isfinite(x).all() for x in _arrays(result)):
+        if not all(jnp.isfinite(x).all() for x in _arrays(result)):
             raise ValueError(f"{name!r} gave a number that is not finite")
 
 
-def _arrays(result: Any) -> list[np.ndarray]:
+def _arrays(result: Any) -> list[jax.Array]:
     return [_array(leaf) for leaf in jax.tree.leaves(result)]
 
 
-def _array(leaf: Any) -> np.ndarray:
+def _array(leaf: Any) -> jax.Array:
     if hasattr(leaf, "detach"):  # a torch tensor
-        leaf = leaf.detach().float().cpu()
-    return np.asarray(leaf, np.float32)
+        leaf = leaf.detach()
+        leaf = jnp.from_dlpack(leaf.contiguous()) if leaf.is_cuda else leaf.float().numpy()
+    return jnp.asarray(leaf, jnp.float32)

@@ -30,6 +30,7 @@ from toolkit.bench.softmax import accelerator_cases
 from toolkit.measure import Record, read_records, record, write_records
 
 FAILED, ERROR = " | failed: ", " | relative error"
+STEPPED = ("mamba2", "gdn", "kda")  # without a delta rule, with one, with a decay per channel
 PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 
 
@@ -136,6 +137,8 @@ def _cases(platform: str, is_rehearsal: bool) -> Iterator[PlannedCase]:
         return
     with_kernels = [row for row in recurrent_rows() if "pallas" in row.implementations]
     yield from gpu.cases(with_kernels, gpu.SHAPES[:1])
+    stepped = [row for row in with_kernels if row.name in STEPPED]
+    yield from mixer_steps.cases(stepped, [mixer_steps.ON_A_CHIP])
     yield from accelerator_cases()
     if platform == "cuda":
         yield from mixer_steps.shard_cases(((8, 32768),))

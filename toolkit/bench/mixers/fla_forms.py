@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from toolkit.attention import MIXERS, Mixer
 
@@ -96,9 +95,8 @@ def fla_contender(
     kernel = getattr(importlib.import_module(f"fla.ops.{module}"), function)
 
     def tensor(x: jax.Array, name: str) -> Any:
-        # By way of float32, which holds every bfloat16 exactly and which NumPy knows.
         dtype = torch.float32 if name == "g" else torch.bfloat16
-        return torch.tensor(np.asarray(x, np.float32), device="cuda").to(dtype)
+        return torch.from_dlpack(jax.block_until_ready(x)).to(dtype, copy=True)
 
     tensors = [
         tensor(x, name).requires_grad_(weight is not None)

@@ -43,7 +43,9 @@ from toolkit.measure import published_peak
 HEADS, SIZE = 16, 128
 # One sequence, 1 MiB of state; and 64 MiB, which the caches of a core do not hold.
 BATCHES = (1, 64)
+ON_A_CHIP = 512  # sequences, so that a step takes longer than to start it
 TOLERANCE = 1e-4
+CHIP_TOLERANCE = 0.01  # where float32 products round their operands
 EARLIER = 16  # tokens that leave the state of a step
 SLOWEST = 1.3  # most wanted of the step's time over one read and one write of the state
 OURS, PASS = "toolkit, step", "state read and written once"
@@ -64,10 +66,10 @@ LEAST_RATE = 0.8  # least wanted share of the rate of a copy
 SHARD_TOLERANCES = {"bfloat16": 0.01, "float32": 1e-4}
 
 
-def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
+def cases(rows: Sequence[Mixer], batches: Sequence[int] = BATCHES) -> Iterator[PlannedCase]:
     """Every row's step, for one sequence and for many."""
     for row in rows:
-        for batch in BATCHES:
+        for batch in batches:
             yield PlannedCase(
                 f"{row.name} step B={batch} H={HEADS} D={SIZE} float32",
                 partial(step_case, row, batch),
@@ -75,24 +77,35 @@ def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
 
 
 def step_case(row: Mixer, batch: int, name: str) -> Case:
-    """One mixer's step, its state updated in place, beside x <- c x over as many bytes."""
+    """One mixer's step, its state updated in place, beside x <- c x over as many bytes; on an
+    accelerator by its kernel and by XLA.
+    """
     token = [x[:, 0] for x in mixer_inputs(row, 1, HEADS, SIZE, batch=batch)]
     earlier = mixer_inputs(row, EARLIER, HEADS, SIZE, batch=batch)
     _, start = jax.jit(partial(row.function, **row.options))(*earlier)
 
-    def step(state: Any, *token: jax.Array) -> tuple[jax.Array, Any]:
-        return row.step(*token, state, **row.options)
+    def step(state: Any, *token: jax.Array, **form: str) -> tuple[jax.Array, Any]:
+        return row.step(*token, state, **form, **row.options)
 
     def scale(x: Any) -> tuple[None, Any]:
         # With c other than -1 numbers would run out of range, which is slow.
         return None, jax.tree.map(operator.neg, x)
 
     state = row.state_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options)
+    forms: dict[str, Callable[..., Any]] = {OURS: step}
+    if jax.default_backend() != "cpu" and "pallas" in row.implementations:
+        forms = {
+            KERNEL: partial(step, implementation="pallas"),
+            XLA: partial(step, implementation="xla"),
+        }
     return Case(
         name=name,
-        contenders={OURS: in_place(step, jax.tree.map(jnp.copy, start), *token)},
+        contenders={
+            name: in_place(form, jax.tree.map(jnp.copy, start), *token)
+            for name, form in forms.items()
+        },
         check=_check(row, token, start),
-        ours=OURS,
+        ours=next(iter(forms)),
         yardstick=Yardstick(
             PASS, in_place(scale, jax.tree.map(jnp.copy, start)), work=2 * state, ours=2 * state,
             unit="byte", least=1 / SLOWEST,
@@ -107,8 +120,10 @@ def _check(row: Mixer, token: list[jax.Array], state: Any) -> Callable[[Mapping[
 
     def check(results: Mapping[str, Any]) -> None:
         sequence = [x[:, None] for x in token]
-        out, _ = row.reference(*sequence, initial_state=state, **row.options)
-        agree(TOLERANCE)({"reference": out[:, 0], OURS: np.asarray(results[OURS])})
+        with jax.default_matmul_precision("highest"):
+            out, _ = row.reference(*sequence, initial_state=state, **row.options)
+        tolerance = TOLERANCE if jax.default_backend() == "cpu" else CHIP_TOLERANCE
+        agree(tolerance)({"reference": out[:, 0], **results})
 
     return check
 
