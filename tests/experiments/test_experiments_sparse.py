@@ -374,14 +374,24 @@ def test_questions_are_answered_by_what_reads_the_right_tokens_and_not_by_chance
 
 def test_whether_lossless_decoding_pays_is_said_plainly():
     slow, quick = (Lossless(n, 1.0, 1.5, 4, t, 0.003) for n, t in (("a", 0.004), ("b", 0.002)))
-    assert "It does not pay here" in lossless_table([slow])
-    assert "It pays with b: 1.50 times" in lossless_table([slow, quick])
+    assert "It does not pay here" in lossless_table([slow], 64)
+    assert "It pays with b: 1.50 times" in lossless_table([slow, quick], 64)
     assert "NOT LOSSLESS: identical tokens are b 96.9%" in lossless_table(
-        [slow, quick._replace(same=31 / 32)]
+        [slow, quick._replace(same=31 / 32)], 64
     )
     chance = slow._replace(name="random")  # the control, at the same budget
-    assert "VOID" in lossless_table([quick, chance])
-    assert "VOID" not in lossless_table([quick, chance._replace(kept=1.0)])
+    assert "VOID" in lossless_table([quick, chance], 64)
+    assert "VOID" not in lossless_table([quick, chance._replace(kept=1.0)], 64)
+
+
+def test_a_system_that_drafts_nothing_is_named_with_the_reason():
+    row = Lossless("quest", 1.0, 1.5, 4, 0.004, 0.003)
+    lines = lossless_table([row], 32).splitlines()
+    assert next(x for x in lines if x.startswith("quest, ")).endswith("always read, are 35")
+    assert not any(x.startswith("hata") for x in lines)  # 20 tokens are enough
+    assert next(x for x in lines if x.startswith("snapkv")).endswith("no queries of the prompt")
+    assert "infllm, budget 2048: no row" in lossless_table([row], 2048)
+    assert "No system drafts" in lossless_table([], 8)
 
 
 @pytest.mark.slow

@@ -61,6 +61,6 @@ def audit_sparse(
         print(f"\nRight answers of {prompts} prompts:\n{answers_table(answers)}")
     if lossless:
         drafted = decode_losslessly(model, ids[:tokens], budget[0], lossless)
-        print(f"\nWithout loss, {lossless} tokens:\n{lossless_table(drafted)}")
+        print(f"\nWithout loss, {lossless} tokens:\n{lossless_table(drafted, budget[0])}")
         if any(row.same < 1 for row in drafted):
             raise RuntimeError("sparse drafts changed the text")

@@ -6,7 +6,7 @@ in every full softmax layer of every loop, as in decoding.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -287,10 +287,11 @@ def audit_table(rows: list[Row]) -> str:
     return table + without_rows(dict.fromkeys(row.budget for row in rows))
 
 
-def without_rows(budgets: Iterable[int]) -> str:
+def without_rows(budgets: Iterable[int], selectors: Mapping[str, Selector] | None = None) -> str:
     """A line for every system that always reads more than one of these budgets."""
-    cells = itertools.product(budgets, SELECTORS)
-    found = ((budget, name, at_small_budgets(name).least) for budget, name in cells)
+    selectors = selectors or {name: at_small_budgets(name) for name in SELECTORS}
+    cells = itertools.product(budgets, selectors)
+    found = ((budget, name, selectors[name].least) for budget, name in cells)
     return "".join(
         f"\n{name}, budget {budget}: no row, as its sinks and recent tokens, which are always "
         f"read, are {least}"

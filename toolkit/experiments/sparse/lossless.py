@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from toolkit.attention.sparse import SELECTORS
+from toolkit.experiments.sparse.audit import without_rows
 from toolkit.looped import LoopedLM, generate, generate_speculatively
 from toolkit.measure.tables import text_table
 
@@ -57,7 +58,7 @@ def decode_losslessly(
     wanted, rows = np.asarray(dense()), []
     for name, kind in SELECTORS.items():
         if kind.sees_queries or kind().least > budget:
-            continue  # what only evicts has no prompt's queries here
+            continue  # `lossless_table` says so
         words = f"{name}:{budget}"
         sparse = lambda: generate_speculatively(  # noqa: E731
             model, model, prompt, length, drafts=drafts, sparse=words  # noqa: B023
@@ -76,8 +77,8 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def lossless_table(rows: list[Lossless]) -> str:
-    """The rows as text, and the verdict in words."""
+def lossless_table(rows: list[Lossless], budget: int) -> str:
+    """The rows as text, the systems without one, and the verdict in words."""
     head = [
         "drafts by",
         "identical tokens",
@@ -93,11 +94,17 @@ def lossless_table(rows: list[Lossless]) -> str:
         for row in rows
     ]  # fmt: skip
     table = text_table([head, *lines], "<" + ">" * (len(head) - 1))
+    drafting = {name: kind() for name, kind in SELECTORS.items() if not kind.sees_queries}
+    others = ", ".join(name for name in SELECTORS if name not in drafting)
+    table += without_rows([budget], drafting)
+    table += f"\n{others}: no row, as generation shows them no queries of the prompt"
     return f"{table}\n{verdict(rows)}"
 
 
 def verdict(rows: list[Lossless]) -> str:
     """Whether it is exact, and whether it pays, in a sentence or two."""
+    if not rows:
+        return "No system drafts with this budget."
     wrong = [f"{row.name} {row.same:.1%}" for row in rows if row.same < 1]
     paying = [row for row in rows if row.pays]
     words = "Every text is that of dense decoding." if not wrong else (

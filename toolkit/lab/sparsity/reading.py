@@ -203,23 +203,16 @@ class Units(NamedTuple):
 def units_of(system: str, context: int, layer: int, head: int, start: int) -> Units:
     """The selectable tokens of a head that come before its recent ones, by unit; remembered."""
     selector, indices, length = index_of(system, context)
-    if selector.unit == 1 and not hasattr(indices[layer], "members"):
-        tokens = np.arange(length)
-        return Units(
-            tokens[selector.sinks : start],
-            ((tokens >= selector.sinks) & (tokens < start)).astype(int),
+    index = indices[layer]
+    if hasattr(index, "members"):  # clusters, whose tokens all come before the recent ones
+        firsts, sizes, members = (
+            np.asarray(rows)[head] for rows in (index.first, index.sizes, index.members)
         )
-    found = _units(selector, indices[layer], head, start, length - 1)
-    sizes, tokens, is_token = (np.asarray(x) for x in found)
-    return Units(tokens[is_token], sizes)
-
-
-@functools.partial(jax.jit, static_argnums=4)
-def _units(selector, index, head, start, slots):
-    index = jax.tree.map(lambda x: x[head], index)
-    count = index.sizes.shape[0] if hasattr(index, "sizes") else -(-slots // selector.unit)
-    units = jnp.arange(count, dtype=jnp.int32)
-    return selector.sizes(index, units, start), *selector.expand(index, units, start, slots)
+        runs = [members[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+        return Units(np.concatenate(runs), sizes)
+    tokens = np.arange(selector.sinks, start)
+    units = -(-length // selector.unit)
+    return Units(tokens, np.bincount(tokens // selector.unit, minlength=units))
 
 
 def first_recent(index: Held, layer: int, budget: int) -> int:

@@ -82,7 +82,9 @@ class PQCache(HalfRecent):
         position = jnp.arange(capacity)
         is_row = (position >= self.sinks) & (position < length)
         clusters = 2**self.bits
-        centroids, codes = k_means(keys, is_row, clusters, self.iterations, clusters, self.parts)
+        centroids, codes = k_means(
+            keys, self.sinks, length, clusters, self.iterations, clusters, self.parts
+        )
         codes, clustered = self._join(codes), jnp.asarray(length, jnp.int32)
         none = jnp.zeros((codes.shape[0], 4**self.bits), jnp.int32)
         return Codes(centroids.astype(keys.dtype), codes, _add(none, codes, is_row), clustered)

@@ -127,7 +127,10 @@ class Tactic(Selector):
         clusters = size // self.cluster_size
         count = jnp.clip(end - first, 0, size) // self.cluster_size
         rows = keys[inside]
-        _, own = k_means(rows, is_row, clusters, self.iterations, count)
+        _, own = k_means(
+            rows, jnp.maximum(self.sinks - first, 0), jnp.minimum(end - first, size), clusters,
+            self.iterations, count,
+        )  # fmt: skip
         own = jnp.where(is_row, own[0], clusters)
         precise = accumulator(keys.dtype)
         members = jax.nn.one_hot(own, clusters, dtype=precise)
@@ -135,8 +138,9 @@ class Tactic(Selector):
         means = members.T @ values[inside].astype(precise)
         means = means / jnp.maximum(sizes, 1)[:, None]
         centroids = members.T @ rows.astype(precise) / jnp.maximum(sizes, 1)[:, None]
-        sizes = sizes.astype(jnp.int32)
-        starts = first + jnp.cumsum(sizes) - sizes
+        number = jnp.arange(clusters, dtype=jnp.int32)
+        before = jnp.where(number[None] < number[:, None], sizes[None], 0).sum(axis=1)
+        starts, sizes = first + before.astype(jnp.int32), sizes.astype(jnp.int32)
         order = tokens[jnp.argsort(own, stable=True)]
         return centroids.astype(keys.dtype), means.astype(values.dtype), sizes, starts, order
 
