@@ -3,23 +3,32 @@
 import dataclasses
 import itertools
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.tree_util import GetAttrKey, tree_flatten_with_path
+from toy_mixer import TOY
 
-from toolkit._pytrees import register_dataclass
-from toolkit.attention import sparse
+from toolkit.attention import MIXERS, register, register_dataclass, sparse
 from toolkit.attention.sparse.selector import Selector
+from toolkit.testing.sequences import sequence_contracts
 
 STATIC = {"metadata": {"static": True}}
 
 
-def numbered(number):
+def by_jax(owner):
+    return jax.tree_util.register_dataclass(owner)  # noqa: TID251
+
+
+def numbered(number, decorate=register_dataclass):
     """A class like others but for its number."""
     fields = [("scale", float, dataclasses.field(**STATIC)), ("x", jax.Array)]
     owner = dataclasses.make_dataclass("Numbered", fields, namespace={"number": number})
-    return register_dataclass(owner)(2.0, jnp.zeros(()))
+    return decorate(owner)(2.0, jnp.zeros(()))
+
+
+is_told_apart = jax.tree.structure(numbered(0, by_jax)) != jax.tree.structure(numbered(1, by_jax))
 
 
 def test_a_program_is_that_of_the_class_that_came():
@@ -50,3 +59,55 @@ def test_fields_keep_their_names_and_their_places():
         dataclasses.replace(node, x=jnp.arange(3.0))
     )
     assert (type(back), back.scale, back.x.tolist()) == (type(node), 2.0, [0.0, 4.0, 8.0])
+
+
+def frozen(register):
+    return lambda owner: register(dataclasses.dataclass(frozen=True)(owner))
+
+
+def memory(decorate):
+    class Memory:
+        x: jax.Array
+        y: jax.Array | None = None
+
+    return decorate(Memory)
+
+
+def row_with(state):
+    """A mixer whose state is an object around the toy's matrix."""
+    return dataclasses.replace(TOY, empty_state=lambda *sizes: (state(TOY.empty_state(*sizes)),))
+
+
+def read_by(decorate, index=lambda keys: ()):
+    class Mine(Selector):
+        def build(self, keys, values, length):
+            return index(keys)
+
+    keys = jnp.ones((1, 2, 8, 4))
+    return sparse.build(decorate(Mine)(), keys, keys, jnp.array([5]))
+
+
+@pytest.mark.skipif(is_told_apart, reason="this jaxlib tells such classes apart")
+@pytest.mark.parametrize("decorate", [frozen(by_jax), flax.struct.dataclass])
+def test_a_class_that_jaxlib_may_mistake_is_refused(decorate):
+    def is_refused(name):
+        told = rf"{name} is registered by .* use toolkit\.attention\.register_dataclass$"
+        return pytest.raises(TypeError, match=told)
+
+    row = row_with(memory(decorate))
+    with is_refused("Memory"):
+        register(row)
+    assert row.name not in MIXERS
+    with is_refused("Memory"):
+        sequence_contracts()["a_state_knows_its_class"](row)
+    with is_refused("Mine"):
+        read_by(frozen(by_jax))
+    with is_refused("Memory"):
+        read_by(frozen(register_dataclass), memory(decorate))
+
+
+def test_a_class_that_knows_itself_is_taken():
+    own = memory(frozen(register_dataclass))
+    assert register(row_with(own)).name in MIXERS
+    del MIXERS["toy"]
+    assert read_by(frozen(register_dataclass), own).index.x.shape == (1, 2, 8, 4)

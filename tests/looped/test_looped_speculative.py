@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from scipy import stats
 
+from toolkit.attention import register_dataclass
 from toolkit.attention._caches import Rows
 from toolkit.looped import LoopedConfig, LoopedLM, generate, generate_speculatively, pad_prompts
 from toolkit.looped.decoding.drafts import History, ngram_draft, verify_all
@@ -16,7 +17,7 @@ from toolkit.looped.decoding.speculative import speculate
 from toolkit.looped.decoding.steps import prefill
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Nothing(Rows):
     """A cache that holds nothing."""

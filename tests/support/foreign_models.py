@@ -15,6 +15,8 @@ import numpy as np
 import optax
 from flax import nnx
 
+from toolkit.attention import register_dataclass
+
 WIDTH, HEADS, HIDDEN, WORDS, LAYERS = 32, 4, 64, 64, 2
 KEY = WIDTH // HEADS
 BATCH, TIME = 16, 16
@@ -268,7 +270,7 @@ def nanochat():
 # Equinox: modules are pytrees that map one example; weights [out, in]; vmap over the batch
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass
 class Linear:
     weight: Any
@@ -283,7 +285,7 @@ class Linear:
         return self.weight @ x + self.bias
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass
 class PytreeBlock:
     query: Linear

@@ -98,6 +98,7 @@ Every mixer once, with what it costs (`mixers.py`)
     Mixer                        a row: functions, options, FLOPs, bytes, paper
     mixer                        look a row up, with other options if wanted
     register                     add a row of your own, which every room then knows by its name
+    register_dataclass           make a class for its state, or another pytree (`_pytrees.py`)
     recurrent                    a row whose state has one size, such as one matrix per head
     Input                        what a row says of one of a mixer's inputs (`inputs.py`)
     draw_inputs                  random inputs for any row (`inputs.py`)
@@ -105,6 +106,7 @@ Every mixer once, with what it costs (`mixers.py`)
     chunk_gated_delta_rule       Gated DeltaNet as MaxText calls it (`drop_in.py`)
 """
 
+from toolkit._pytrees import register_dataclass
 from toolkit.attention import latent, quantised
 from toolkit.attention.buckets import bucket_length
 from toolkit.attention.drop_in import chunk_gated_delta_rule
@@ -266,8 +268,9 @@ __all__ = [
     "path_attention_reference", "path_attention_step", "pattern_tiles", "patterns_by_head",
     "preconditioned_kda", "preconditioned_kda_reference", "preconditioned_kda_step",
     "quantisation_error", "quantised", "qwen_sparse_attention", "qwen_sparse_attention_reference",
-    "qwen_sparse_attention_step", "recurrent", "register", "retention", "retention_log_decay",
-    "retention_reference", "retention_step", "rwkv7", "rwkv7_reference", "rwkv7_step",
+    "qwen_sparse_attention_step", "recurrent", "register", "register_dataclass", "retention",
+    "retention_log_decay", "retention_reference", "retention_step", "rwkv7", "rwkv7_reference",
+    "rwkv7_step",
     "sale_tiles", "search_patterns", "short_convolution", "short_convolution_step",
     "softmax_attention", "softmax_attention_reference", "softmax_attention_step", "tile_masses",
     "top_tiles", "unit_length", "unit_lower_inverse",

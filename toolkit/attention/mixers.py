@@ -17,9 +17,13 @@ import importlib
 import pkgutil
 import re
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
+import jax
+
 from toolkit._checks import checked
+from toolkit._pytrees import check_classes
 from toolkit._registry import Registry
 from toolkit.attention import linear, softmax
 from toolkit.attention.inputs import Mixer
@@ -68,6 +72,8 @@ def register(row: Mixer) -> Mixer:
 
     Raises:
         ValueError: the name is one of the package's own mixers, or is not one word.
+        TypeError: a class of its state is registered by `jax.tree_util.register_dataclass`, whose
+            programs jaxlib 0.10 to 0.12 mistakes for each other; see `register_dataclass`.
 
     Example:
         >>> import dataclasses
@@ -76,8 +82,15 @@ def register(row: Mixer) -> Mixer:
         True
         >>> del MIXERS["mine"]
     """
+    check_state(row)
     MIXERS.register(row.name, row)
     return row
+
+
+def check_state(row: Mixer) -> None:
+    """Refuse a row in whose state is a class that jaxlib may take for another one."""
+    empty = partial(row.empty_state, 1, 2, 128, 128, 256, "float32", **row.options)
+    check_classes(f"state of {row.name!r}", jax.eval_shape(empty))
 
 
 @checked

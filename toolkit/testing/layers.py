@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from toolkit._pytrees import check_classes
 from toolkit.looped import LAYERS, LoopedConfig, LoopedLM, parameter_count
 
 STEP_TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
@@ -122,6 +123,7 @@ def prefill_and_steps_equal_the_parallel_form(word: str) -> None:
     assert wanted.shape == x.shape
     layers: Any = LAYERS
     empty = layers[word].empty_cache(grouped(), 2, TIME)
+    check_classes(f"cache of {word!r}", empty)
     out, cache = prefill(layer, x[:, :PROMPT], empty)
     assert jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty)
     np.testing.assert_allclose(out, wanted[:, :PROMPT], **STEP_TOLERANCE)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from toolkit.attention import Mixer, draw_inputs, retention_log_decay
+from toolkit.attention.mixers import check_state
 
 FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
@@ -271,6 +272,7 @@ def sequence_contracts() -> dict[str, Any]:
         a_second_call_does_not_compile_again,
     )
     found = {contract.__name__: contract for contract in plain}
+    found["a_state_knows_its_class"] = check_state
     found["one_token_equals_the_reference"] = partial(
         value_and_gradient_equal_the_reference, time=1
     )

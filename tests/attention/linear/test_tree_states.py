@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from toy_mixer import TOY
 
 from toolkit._checks import checked
+from toolkit.attention import register_dataclass
 from toolkit.attention.inputs import recurrent
 from toolkit.looped.mixing.linear.recurrent import RecurrentCache
 from toolkit.testing.sequences import sequence_contracts
@@ -18,7 +19,7 @@ from toolkit.testing.states import state_contracts
 SIZES = (2, 2, 16, 8)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclass(frozen=True)
 class Counted:
     """A matrix, and how many tokens of the document it has seen."""

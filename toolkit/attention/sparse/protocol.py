@@ -21,6 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit._pytrees import check_classes
 from toolkit.attention._attend import bounded, fixed_scale
 from toolkit.attention._caches import check_room, show_overflow, write_token
 from toolkit.attention._shapes import (
@@ -102,19 +103,26 @@ def build(
     Returns:
         A `SparseCache` with room for capacity - length more tokens per row.
 
+    Raises:
+        TypeError: the class of the selector or of its index is registered by
+            `jax.tree_util.register_dataclass`; see `attention.register_dataclass`.
+
     Example:
         >>> keys = values = jnp.ones((1, 2, 8, 4))
         >>> cache = build(Selector(), keys, values, jnp.array([5]))
         >>> cache.capacity, cache.length.tolist()
         (8, [5])
     """
-    if not selector.sees_queries:
-        return _build(selector, keys, values, length)
-    if queries is None:
-        name = type(selector).__name__
-        raise ValueError(f"queries must be those of the prompt, by which {name} scores; got None.")
-    queries, scale = fixed_scale(queries, scale)
-    return _build(selector, keys, values, length, _scaled(queries, scale))
+    check_classes("selector", selector)
+    seen, name = (), type(selector).__name__
+    if selector.sees_queries:
+        if queries is None:
+            wanted = f"those of the prompt, by which {name} scores"
+            raise ValueError(f"queries must be {wanted}; got None.")
+        seen = (_scaled(*fixed_scale(queries, scale)),)
+    cache = _build(selector, keys, values, length, *seen)
+    check_classes(f"index of {name}", cache.index)
+    return cache
 
 
 @jax.jit
