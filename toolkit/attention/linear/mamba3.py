@@ -201,9 +201,6 @@ def mamba3_reference(
     """The equation token by token: a slow oracle. Arguments as `mamba3`."""
 
     _check_pairs(angle, k)
-    if initial_state is None:
-        sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
-        initial_state = _empty_state(*sizes, capacity=0, dtype=v.dtype)
 
     def token(state, q, k, v, g, dt, mix, angle):
         angle = state.angle + angle
@@ -213,7 +210,7 @@ def mamba3_reference(
         return Mamba3State(H, k, v, jnp.mod(angle, 2 * np.pi)), H.T @ q
 
     arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt, "mix": mix, "angle": angle}
-    return scan_tokens(token, initial_state, segment_ids, scale, **arrays)
+    return scan_tokens(token, initial_state, segment_ids, scale, False, _empty_state, **arrays)
 
 
 @checked

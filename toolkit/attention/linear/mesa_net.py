@@ -209,9 +209,6 @@ def mesa_net_reference(
     Arguments as `mesa_net`.
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "penalty": penalty}
-    if initial_state is None:
-        sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
-        initial_state = _empty_state(*sizes, capacity=0, dtype=v.dtype)
 
     def token(state, q, k, v, g, beta, penalty):
         G = jnp.exp(g) * state.covariance + beta * jnp.outer(k, k)
@@ -219,7 +216,7 @@ def mesa_net_reference(
         x = jnp.linalg.solve(G + jnp.diag(penalty), q)
         return MesaState(G, S), S.T @ x
 
-    return scan_tokens(token, initial_state, segment_ids, scale, **arrays)
+    return scan_tokens(token, initial_state, segment_ids, scale, False, _empty_state, **arrays)
 
 
 @checked

@@ -86,9 +86,6 @@ def log_linear_gated_delta_net_reference(
     """The equation token by token: a slow oracle. Arguments as `log_linear_gated_delta_net`."""
 
     levels = weights.shape[-1]
-    if initial_state is None:
-        sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
-        initial_state = empty_levels(*sizes, capacity=0, dtype=v.dtype, levels=levels)
 
     def token(state, q, k, v, g, beta, weights):
         least = level_between(state.count, state.count - 1, levels)
@@ -99,7 +96,8 @@ def log_linear_gated_delta_net_reference(
         return LevelState(S, state.count + 1), o
 
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "weights": weights}
-    return scan_tokens(token, initial_state, segment_ids, scale, normalize_qk, **arrays)
+    empty = partial(empty_levels, levels=levels)
+    return scan_tokens(token, initial_state, segment_ids, scale, normalize_qk, empty, **arrays)
 
 
 @checked

@@ -155,10 +155,6 @@ def preconditioned_kda_reference(
 ) -> tuple[shapes.Values, PreconditionedState]:  # fmt: skip
     """The equation token by token: a slow oracle. Arguments as `preconditioned_kda`."""
 
-    if initial_state is None:
-        sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
-        initial_state = _empty_state(*sizes, capacity=0, dtype=v.dtype)
-
     def token(state, q, k, v, g, beta, fading, weight):
         A = jnp.exp(fading) * state.curvature + weight * k**2
         r = jnp.log(A + epsilon)
@@ -169,7 +165,7 @@ def preconditioned_kda_reference(
 
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "weight": weight}
     arrays["fading"] = log_decays(fading)
-    return scan_tokens(token, initial_state, segment_ids, scale, **arrays)
+    return scan_tokens(token, initial_state, segment_ids, scale, False, _empty_state, **arrays)
 
 
 @checked

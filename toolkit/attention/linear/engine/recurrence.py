@@ -121,13 +121,13 @@ def log_decays(g: Array) -> Array:
 def scan_tokens(
     token: Callable[..., tuple[Any, Array]],
     initial_state: Any, segment_ids: SegmentIds | None, scale: float | None,
-    normalize_qk: bool = False, /, *,
+    normalize_qk: bool = False, empty_state: Callable[..., Any] | None = None, /, *,
     q: Queries, v: Values, **others: Array,
 ) -> tuple[Values, Any]:  # fmt: skip
     """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences: the oracle.
 
-    S is a matrix [key, value], zero without an initial state, or whatever pytree that is. The
-    outputs are multiplied by `scale` (key**-0.5 if None).
+    S is a matrix [key, value], zero without an initial state, or what `empty_state` of the row
+    makes. The outputs are multiplied by `scale` (key**-0.5 if None).
     """
     of_outputs = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = accumulator(v.dtype)
@@ -137,7 +137,8 @@ def scan_tokens(
     inputs = {name: for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
     if normalize_qk:
         inputs |= {name: unit_length(inputs[name]) for name in ("q", "k")}
-    empty = jnp.zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), dtype)
+    sizes = v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]
+    empty = empty_state(*sizes, 0, dtype) if empty_state else jnp.zeros(sizes, dtype)
     state = first_state(tuple(inputs.values()), initial_state, empty)
     starts = jnp.zeros(v.shape[:2], bool)
     if segment_ids is not None:
