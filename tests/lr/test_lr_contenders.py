@@ -34,7 +34,7 @@ def train(rival, steps=STEPS):
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_every_contender_goes_through_the_same_loop(name):
-    rival = contender(name, STEPS, 0.05 if CONTENDERS[name].needs_rate else None)
+    rival = contender(name, STEPS, None if CONTENDERS[name].default_rate else 0.05)
     params, losses = train(rival)
     assert jax.tree.structure(params) == jax.tree.structure(PARAMS)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))

@@ -11,11 +11,12 @@ from toolkit.measure import in_words
 from toolkit.planning import Strategy, plan_decode, predict
 from toolkit.planning.decode.mixtures import MixtureCost
 from toolkit.planning.decode.rates import ROOFLINE, SERVED
-from toolkit.planning.grade.served import FITTED, fit_served, grade_served, served_rows
+from toolkit.planning.grade.served import fit_served, grade_served, served_rows
 
 PATH = Path(__file__).parents[2] / "data" / "planning" / "served.jsonl"
 WANTED = 0.15
 ROWS = served_rows(PATH)
+FITTED = ("launch", "slowdown")
 # DeepSeek's own figure, three reports of SGLang and one of Mooncake and SGLang.
 DEPLOYMENTS = ("deepseek-online", "sglang", "mooncake", "ant-group", "eigen-ai")
 

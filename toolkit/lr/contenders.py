@@ -52,11 +52,10 @@ class ContenderKind:
     """A row of `CONTENDERS`."""
 
     title: str  # for figures and tables
-    needs_rate: bool  # whether its rate must be tuned
-    default_rate: float | None  # the default otherwise
     # (base optimiser, steps, rate) -> optax transformation
     build: Callable[[optax.GradientTransformation, int, float], Any]
     source: str  # where it was proposed
+    default_rate: float | None = None  # None: its rate must be tuned
 
 
 @checked
@@ -151,32 +150,22 @@ def _averaged_params(optimizer_state: Any, params: Any) -> Any:
     return optax.contrib.schedule_free_eval_params(optimizer_state, params)
 
 
-def _tuned(title: str, build: Callable, source: str) -> ContenderKind:
-    return ContenderKind(title, True, None, build, source)
-
-
-def _tuning_free(title: str, build: Callable, source: str, rate: float = 1.0) -> ContenderKind:
-    return ContenderKind(title, False, rate, build, source)
-
-
 CONTENDERS: dict[str, ContenderKind] = {
-    "constant": _tuned("constant", partial(_scheduled, "constant"), "no schedule"),
-    "linear": _tuned("linear", partial(_scheduled, "linear"), "arXiv:2310.07831"),
-    "cosine": _tuned("cosine", partial(_scheduled, "cosine"), "arXiv:1608.03983"),
-    "wsd": _tuned("WSD, linear", partial(_scheduled, "wsd"), "arXiv:2404.06395"),
-    "wsd_sqrt": _tuned("WSD, 1 - sqrt", partial(_scheduled, "wsd_sqrt"), "arXiv:2405.18392"),
-    "schedule_free": _tuned("Schedule-Free AdamW", _schedule_free, "arXiv:2405.15682"),
-    "prodigy": _tuning_free("Prodigy", partial(_from_optax, "prodigy"), "arXiv:2306.06101"),
-    "prodigy_cosine": _tuning_free("Prodigy + cosine", _prodigy_cosine, "arXiv:2306.06101"),
-    "dadapt": _tuning_free(
-        "D-Adaptation", partial(_from_optax, "dadapt_adamw"), "arXiv:2301.07733"
+    "constant": ContenderKind("constant", partial(_scheduled, "constant"), "no schedule"),
+    "linear": ContenderKind("linear", partial(_scheduled, "linear"), "arXiv:2310.07831"),
+    "cosine": ContenderKind("cosine", partial(_scheduled, "cosine"), "arXiv:1608.03983"),
+    "wsd": ContenderKind("WSD, linear", partial(_scheduled, "wsd"), "arXiv:2404.06395"),
+    "wsd_sqrt": ContenderKind("WSD, 1 - sqrt", partial(_scheduled, "wsd_sqrt"), "arXiv:2405.18392"),
+    "schedule_free": ContenderKind("Schedule-Free AdamW", _schedule_free, "arXiv:2405.15682"),
+    "prodigy": ContenderKind("Prodigy", partial(_from_optax, "prodigy"), "arXiv:2306.06101", 1.0),
+    "prodigy_cosine": ContenderKind("Prodigy + cosine", _prodigy_cosine, "arXiv:2306.06101", 1.0),
+    "dadapt": ContenderKind(
+        "D-Adaptation", partial(_from_optax, "dadapt_adamw"), "arXiv:2301.07733", 1.0
     ),
-    "dog": _tuning_free("DoG", partial(_from_optax, "dog"), "arXiv:2302.12022"),
-    "dowg": _tuning_free("DoWG", partial(_from_optax, "dowg"), "arXiv:2305.16284"),
-    "momo": _tuning_free(
-        "MoMo-Adam", partial(_from_optax, "momo_adam"), "arXiv:2305.07583", rate=1e-2
-    ),
-    "cocob": _tuning_free("COCOB", partial(_from_optax, "cocob"), "arXiv:1705.07795"),
-    "mechanic": _tuning_free("Mechanic(Adam, cosine)", _mechanic, "arXiv:2306.00144"),
-    "reduce_on_plateau": _tuned("reduce on plateau", _reduce_on_plateau, "Keras's callback"),
+    "dog": ContenderKind("DoG", partial(_from_optax, "dog"), "arXiv:2302.12022", 1.0),
+    "dowg": ContenderKind("DoWG", partial(_from_optax, "dowg"), "arXiv:2305.16284", 1.0),
+    "momo": ContenderKind("MoMo-Adam", partial(_from_optax, "momo_adam"), "arXiv:2305.07583", 1e-2),
+    "cocob": ContenderKind("COCOB", partial(_from_optax, "cocob"), "arXiv:1705.07795", 1.0),
+    "mechanic": ContenderKind("Mechanic(Adam, cosine)", _mechanic, "arXiv:2306.00144", 1.0),
+    "reduce_on_plateau": ContenderKind("reduce on plateau", _reduce_on_plateau, "Keras's callback"),
 }

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import Mixer, draw_inputs
+from toolkit.testing.sequences import assert_close
 
 FLOAT64_TOLERANCE = 1e-11
 TIME = 50
@@ -36,12 +37,6 @@ def results(function, inputs, **options):
     run = jax.jit(jax.value_and_grad(loss, argnums=places, has_aux=True, allow_int=True))
     (_, values), gradients = run(*inputs)
     return [*jax.tree.leaves(values), *numbers(gradients)]
-
-
-def assert_close(got, wanted, tolerance):
-    """Every leaf within a relative and absolute tolerance."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 def with_state(function):

@@ -116,7 +116,7 @@ class Ratio(_Counted):
     share: float
 
     def __post_init__(self):
-        _check_share("share", self.share)
+        _check_share(self.share)
 
     def most(self, capacity: int) -> int:
         return math.ceil(self.share * capacity)
@@ -171,7 +171,7 @@ class _Estimated:
         return None
 
     def __post_init__(self):
-        _check_share("share", self.share)
+        _check_share(self.share)
         check_count("most_tokens", self.most_tokens, 1, " token")
 
     def most(self, capacity: int) -> int:
@@ -223,8 +223,8 @@ class Threshold(_Estimated):
         return jnp.where(left > 0, ranked.sizes, 0).sum(dtype=jnp.int32)
 
 
-def _check_share(name: str, share: float) -> None:
+def _check_share(share: float) -> None:
     if isinstance(share, bool) or not isinstance(share, int | float):
-        raise TypeError(f"{name} must be a number; got {share!r}.")
+        raise TypeError(f"share must be a number; got {share!r}.")
     if not 0 < share <= 1:
-        raise ValueError(f"{name} must be above 0 and at most 1; got {share}.")
+        raise ValueError(f"share must be above 0 and at most 1; got {share}.")

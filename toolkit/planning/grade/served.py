@@ -25,7 +25,6 @@ from toolkit.planning.grade.published import cluster_of
 from toolkit.planning.models import model_of
 from toolkit.planning.time.seconds import Constants
 
-FITTED = ("launch", "slowdown")
 MOST_ROWS = 1 << 16  # of a chip, where the batch is what a speed allows
 
 

@@ -56,11 +56,6 @@ class LogStudent:
         """E[min(length, most)]: the order of the least mean wait on one machine (SEPT)."""
         return float(self._lengths.mean())
 
-    @property
-    def tail_mean(self) -> float:
-        """The mean of the longest tenth."""
-        return float(self._lengths[-len(self._lengths) // 10 :].mean())
-
     def beyond(self, threshold: float) -> float:
         """P(length > threshold)."""
         from scipy import stats

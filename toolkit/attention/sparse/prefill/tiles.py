@@ -274,10 +274,3 @@ def token_mask(tiles: Tiles, time: int, key_time: int, *, is_causal: bool) -> Ar
         mask |= is_column[:, :, None]
     seen = index[None] <= jnp.arange(time)[:, None]
     return mask & seen[None, None] if is_causal else mask
-
-
-def kept_share(tiles: Tiles, time: int, key_time: int, *, is_causal: bool) -> Array:
-    """Share of all visible pairs of a query and a key that are read [batch, heads]."""
-    mask = token_mask(tiles, time, key_time, is_causal=is_causal)
-    pairs = time * (time + 1) // 2 if is_causal else time * key_time
-    return mask.sum(axis=(2, 3)) / pairs
