@@ -1,6 +1,7 @@
 """Files from which work goes on: no byte of them changes unnoticed, and every fault is one line."""
 
 import json
+import os
 from functools import partial
 
 import numpy as np
@@ -123,3 +124,12 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         _files.write_whole(path, "no bytes")
     assert path.read_bytes() == b"old"
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_umask_says_who_may_read_a_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        _files.write_whole(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640

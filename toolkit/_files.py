@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,16 @@ def unfinished_beside(path: str | os.PathLike) -> Path:
 
 
 def write_whole(path: str | os.PathLike, content: bytes) -> None:
-    """Write a file atomically."""
-    path = Path(path)
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file atomically. As after `open`, the umask says who may read it."""
+    unfinished = unfinished_beside(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with unfinished.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:
-        os.unlink(unfinished)
+        unfinished.unlink(missing_ok=True)
         raise
 
 

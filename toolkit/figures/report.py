@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from toolkit._files import write_whole
 from toolkit.figures import style
 
 _STYLE = """
@@ -88,14 +89,8 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[tuple[str, 
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>"
         f"<body><h1>{html.escape(title)}</h1>{paragraph(lead)}{body}</body></html>\n"
     )
-    return write_whole(path, document)
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file atomically."""
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    return unfinished.replace(path)
+    write_whole(path, document.encode())
+    return path
 
 
 def _label(kind: str | None) -> str:

@@ -215,9 +215,10 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
 
 
 def _running_median(values: np.ndarray, fraction: float) -> np.ndarray:
+    from scipy.ndimage import median_filter
+
     half = min(int(fraction * len(values) / 2), len(values) - 1)
-    padded = np.pad(values, half, mode="reflect")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=-1)
+    return median_filter(values, 2 * half + 1, mode="mirror")
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -18,7 +18,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import jax
 
 from toolkit._checks import check_fields, checked
+from toolkit._files import write_whole
 from toolkit.measure.hardware import available_cores, available_memory, cpu_name
 from toolkit.measure.timing import ABSENT, PASSED
 from toolkit.measure.words import in_words
@@ -135,16 +135,7 @@ def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
         if not isinstance(item, Record):
             raise TypeError(f"records holds a {type(item).__name__}: want only Record")
     text = json.dumps([dataclasses.asdict(item) for item in records], indent=1, allow_nan=False)
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only the owner reads
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, f"{text}\n".encode())
 
 
 @checked

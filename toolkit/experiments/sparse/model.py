@@ -23,11 +23,13 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention import softmax_attention
 from toolkit.experiments.tasks import Retrieval
+from toolkit.looped.layers import normalised
 from toolkit.measure import environment
 
 WIDTH, HEADS, LAYERS = 64, 2, 2  # heads of keys
 SIZE = WIDTH // HEADS
 TASK = Retrieval(pairs=16, length=128, queries=16)
+EPSILON = 1e-6
 STEPS, BATCH, RATE, WARMUP, TOGETHER = 400, 32, 3e-3, 50, 50
 FILE = Path(__file__).parents[3] / "data/models/retrieval.safetensors"
 FILES = {1: FILE, 4: FILE.with_stem("retrieval-4")}  # by query heads per key head
@@ -73,7 +75,7 @@ def start(params: Params, tokens: Int[Array, "batch time"]) -> Float[Array, "bat
 
 def project(params: Params, layer: int, x: Float[Array, "batch time width"]) -> Seen:
     """Queries, keys and values of a layer."""
-    x = _norm(x)
+    x = normalised(x, EPSILON)
     rows = (x @ params[f"{layer}.{name}"] for name in ("query", "key", "value"))
     return Seen(*(y.reshape(*x.shape[:2], -1, SIZE) for y in rows))
 
@@ -81,16 +83,12 @@ def project(params: Params, layer: int, x: Float[Array, "batch time width"]) -> 
 def finish(params: Params, layer: int, x: Array, out: Array) -> Array:
     """The stream after a layer whose attention gave `out` [batch, time, heads, size]."""
     x = x + out.reshape(*x.shape[:2], -1) @ params[f"{layer}.out"]
-    return x + jax.nn.gelu(_norm(x) @ params[f"{layer}.up"]) @ params[f"{layer}.down"]
+    return x + jax.nn.gelu(normalised(x, EPSILON) @ params[f"{layer}.up"]) @ params[f"{layer}.down"]
 
 
 def logits(params: Params, x: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
     """What comes next."""
-    return _norm(x) @ params["head"]
-
-
-def _norm(x):
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+    return normalised(x, EPSILON) @ params["head"]
 
 
 def forward(params: Params, tokens: Int[Array, "batch time"]) -> tuple[Array, list[Seen]]:

@@ -23,8 +23,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from toolkit.experiments.sparse.model import EPSILON, Params, Seen, descend, save
 from toolkit.experiments.sparse.model import FILE as RETRIEVAL
-from toolkit.experiments.sparse.model import Params, Seen, descend, save
+from toolkit.looped.layers import normalised
 from toolkit.measure import environment
 
 FRAMES, SIDE, PATCH = 8, 16, 2
@@ -112,10 +113,6 @@ def initial(seed: int) -> Params:
 _AXES = {"frame": FRAMES, "row": ROWS, "column": ROWS}
 
 
-def _norm(x):
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-
-
 def forward(
     params: Params, x: Float[Array, "batch tokens pixels"], t: Float[Array, "batch"]
 ) -> tuple[Float[Array, "batch tokens pixels"], list[Seen]]:
@@ -129,14 +126,14 @@ def forward(
     for n in range(LAYERS):
         changes = jnp.split((known @ params[f"{n}.modulation"])[:, None], 6, axis=-1)
         shift, scale, gate, shift_2, scale_2, gate_2 = changes
-        y = _norm(x) * (1 + scale) + shift
+        y = normalised(x, EPSILON) * (1 + scale) + shift
         rows = (y @ params[f"{n}.{name}"] for name in ("query", "key", "value"))
         seen.append(Seen(*(r.reshape(*r.shape[:2], HEADS, -1) for r in rows)))
         out = jax.nn.dot_product_attention(*seen[-1]).reshape(x.shape)
         x = x + gate * (out @ params[f"{n}.out"])
-        y = _norm(x) * (1 + scale_2) + shift_2
+        y = normalised(x, EPSILON) * (1 + scale_2) + shift_2
         x = x + gate_2 * (jax.nn.gelu(y @ params[f"{n}.up"]) @ params[f"{n}.down"])
-    return _norm(x) @ params["head"], seen
+    return normalised(x, EPSILON) @ params["head"], seen
 
 
 @partial(jax.jit, static_argnums=2)

@@ -11,9 +11,9 @@ import functools
 import inspect
 import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from toolkit.attention import MIXERS, Input, Mixer, retention_log_decay
 from toolkit.attention.costs import LEVELS
@@ -148,7 +148,7 @@ class _Maker:
         row, strength, channels = self.mixer, self.settings.decay_strength, self._channels()
         if np.isfinite(array.values.low):  # RWKV-7: from slow to quick channels
             slowness = -6.5 + 5 * (np.arange(KEY_SIZE) / (KEY_SIZE - 1)) ** 0.85
-            return strength * array.values.low * _sigmoid(self.logit(array) + slowness)
+            return strength * array.values.low * expit(self.logit(array) + slowness)
         if row.gates != ("g",) or not channels:  # Mamba-2, Gated DeltaNet, Kimi
             # A, uniform between 1 and 16, one per head.
             rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
@@ -163,7 +163,7 @@ class _Maker:
             return array.values.of(logit)
         part = min(self.settings.write_strength / high, 1.0)
         with np.errstate(divide="ignore"):  # at 0 and 1 the gate is closed and open for good
-            return high * _sigmoid(logit + float(np.log(part) - np.log1p(-part)))
+            return high * expit(logit + float(np.log(part) - np.log1p(-part)))
 
     def _channels(self) -> tuple[int, ...]:
         """`(KEY_SIZE,)` if every channel decays on its own."""
@@ -186,7 +186,3 @@ def _uniform(name: str, seed: int, axes: tuple[int, ...]) -> np.ndarray:
 
 def _unit(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + 1e-6)
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-x))

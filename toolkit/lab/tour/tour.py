@@ -19,7 +19,6 @@ from typing import Any
 from tqdm import tqdm
 
 from toolkit.bench.mixers.layer_costs import DECODE, KEPT, PREFILL, Layer, measure_pieces
-from toolkit.figures.report import write_whole
 from toolkit.lab.tour.page import TourResults, write_tour_page
 from toolkit.language import (
     TrainedModel,
@@ -180,7 +179,7 @@ def _open_folder(
             "versions; start over with --fresh, or choose another --directory"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    write_whole(marker, json.dumps({"fingerprint": fingerprint}))
+    write_whole(marker, json.dumps({"fingerprint": fingerprint}).encode())
 
 
 def _once(path: Path, work: Callable[[], Any]) -> Any:
@@ -189,7 +188,7 @@ def _once(path: Path, work: Callable[[], Any]) -> Any:
         print(f"      already done: {path.name}")
         return json.loads(path.read_text())
     result = work()
-    write_whole(path, json.dumps(result))
+    write_whole(path, json.dumps(result).encode())
     return result
 
 

@@ -215,11 +215,7 @@ def best_cut(ready: Sequence[float], option: Option) -> Schedule:
         messages = (Message(*ends_of, option) for ends_of in zip(starts, ends, strict=True))
         return Schedule(tuple(ready), tuple(messages))
 
-    low, high = 1, len(ready)
-    while low < high:
-        middle = (low + high) // 2
-        if cut_at(middle).seconds <= cut_at(middle + 1).seconds:
-            high = middle
-        else:
-            low = middle + 1
-    return cut_at(low)
+    def rises(cut: int) -> bool:
+        return cut_at(cut).seconds <= cut_at(cut + 1).seconds
+
+    return cut_at(1 + bisect.bisect_left(range(1, len(ready)), True, key=rises))

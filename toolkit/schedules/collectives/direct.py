@@ -9,10 +9,10 @@ from typing import Any
 
 from toolkit._checks import checked
 from toolkit.schedules.collectives.fabrics import expansions, shapes
-from toolkit.schedules.collectives.fabrics.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology, distances
 from toolkit.schedules.collectives.optimum import scale_of
 from toolkit.schedules.collectives.packed.flow import Network
-from toolkit.schedules.collectives.packed.symmetry import distances, translations
+from toolkit.schedules.collectives.packed.symmetry import translations
 from toolkit.schedules.collectives.trees import Edge, Forest, Tree
 
 _MOST_BASES = 64  # nodes of a graph whose time is computed, not derived
@@ -44,7 +44,7 @@ def breadth_first(topology: Topology, collective: str = "all-gather") -> Forest:
         raise ValueError(f"topology {topology.name!r} has switches; breadth-first has none")
     network = topology if collective == "all-gather" else topology.backwards()
     ranks, moves = network.compute, translations(network)
-    depth = [distances(network, source) for source in range(ranks)]
+    depth = [distances(network.links, ranks, source) for source in range(ranks)]
     chosen = {0: _last_links(network, depth, 0)} if moves else {}
     if not moves:
         chosen = {target: _last_links(network, depth, target) for target in range(ranks)}

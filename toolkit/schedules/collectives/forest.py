@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -112,14 +113,9 @@ def _fewest(topology: Topology, trees: int, ratio: Fraction) -> Fraction:
         for rate in rates
         for units in range(math.ceil(low * rate), math.floor(high * rate) + 1)
     }
-    candidates, first, last = sorted(steps), 0, len(steps) - 1
-    while first < last:
-        middle = (first + last) // 2
-        if _holds(topology, trees, candidates[middle]):
-            last = middle
-        else:
-            first = middle + 1
-    return candidates[last]
+    *candidates, largest = sorted(steps)
+    at = bisect_left(candidates, True, key=lambda times: _holds(topology, trees, times))
+    return [*candidates, largest][at]
 
 
 def _holds(topology: Topology, trees: int, times: Fraction) -> bool:

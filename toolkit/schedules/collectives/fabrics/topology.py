@@ -127,11 +127,11 @@ def _fault(topology: Topology) -> str | None:
                 f"switch {labels[switch]!r} is unbalanced: {topology.ingress[switch]} GB/s in, "
                 f"{outward[switch]} out; trim its links until both are equal"
             )
-    for way, neighbours in (("from", _neighbours(links, 0)), ("to", _neighbours(links, 1))):
-        unreached = set(range(compute)) - _reached(neighbours)
-        if unreached:
-            lost = labels[min(unreached)]
-            return f"disconnected: no links lead {way} {labels[0]!r} {_OTHER[way]} {lost!r}"
+    for way, back, ends in (("from", "to", links), ("to", "from", [link[::-1] for link in links])):
+        far = distances(ends, len(labels), 0)[:compute]
+        if -1 in far:
+            lost = labels[far.index(-1)]
+            return f"disconnected: no links lead {way} {labels[0]!r} {back} {lost!r}"
     for symmetry in topology.symmetries:
         image = {(symmetry[a], symmetry[b]): rate for (a, b), rate in links.items()}
         keeps = all((symmetry[node] < compute) == (node < compute) for node in range(len(labels)))
@@ -140,24 +140,19 @@ def _fault(topology: Topology) -> str | None:
     return None
 
 
-_OTHER = {"from": "to", "to": "from"}
-
-
-def _neighbours(links, end):
-    found: dict[int, list[int]] = {}
-    for link in links:
-        found.setdefault(link[end], []).append(link[1 - end])
+def distances(links: Iterable[tuple[int, int]], nodes: int, start: int) -> list[int]:
+    """The number of links from a node to every other; -1 where none lead."""
+    after: list[list[int]] = [[] for _ in range(nodes)]
+    for a, b in links:
+        after[a].append(b)
+    found = [-1] * nodes
+    found[start], waiting = 0, [start]
+    for node in waiting:
+        for other in after[node]:
+            if found[other] < 0:
+                found[other] = found[node] + 1
+                waiting.append(other)
     return found
-
-
-def _reached(neighbours: Mapping[int, Sequence[int]]) -> set[int]:
-    reached, waiting = {0}, [0]
-    while waiting:
-        for node in neighbours.get(waiting.pop(), ()):
-            if node not in reached:
-                reached.add(node)
-                waiting.append(node)
-    return reached
 
 
 def rate_of(value: Any) -> Fraction:

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from toolkit.schedules.collectives.fabrics.topology import Topology
+from toolkit.schedules.collectives.fabrics.topology import Topology, distances
 from toolkit.schedules.collectives.packed.flow import Network
 from toolkit.schedules.collectives.trees import Edge, Tree
 
@@ -51,7 +51,7 @@ def lowest_trees(
             origin[link[1]] = len(origin)
     inverse = [np.argsort(move) for move in moves]
     kinds = {(a, b): origin[int(inverse[a][b])] for a, b in topology.links}
-    depth = distances(topology, 0)
+    depth = distances(topology.links, len(topology.labels), 0)
     arcs, last = [], {}
     for (a, b), kind in kinds.items():
         if depth[b] == depth[a] + 1:
@@ -78,18 +78,3 @@ def lowest_trees(
         Tree(0, Fraction(1, nodes * units), tuple(edge(chosen[node][unit], node) for node in order))
         for unit in range(units)
     )
-
-
-def distances(topology: Topology, start: int) -> list[int]:
-    """Links between a node and every other."""
-    after: list[list[int]] = [[] for _ in topology.labels]
-    for a, b in topology.links:
-        after[a].append(b)
-    found = [-1] * len(topology.labels)
-    found[start], waiting = 0, [start]
-    for node in waiting:
-        for other in after[node]:
-            if found[other] < 0:
-                found[other] = found[node] + 1
-                waiting.append(other)
-    return found

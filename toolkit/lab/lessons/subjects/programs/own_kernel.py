@@ -1,7 +1,6 @@
 """Lesson 19: a Pallas kernel, interpreted here, real on a GPU or TPU."""
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from toolkit.lab.lessons.outline import (
     name_of,
 )
 from toolkit.lab.lessons.programs import operations
+from toolkit.measure import time_contenders
 
 ROWS, COLUMNS, BLOCK = 16, 128, 8
 
@@ -62,14 +62,8 @@ def timed(kernel: Callable[..., None]) -> str:
 
 def _seconds(calls: dict[str, Callable[..., Any]], x: jax.Array) -> list[tuple[str, float]]:
     """The median of seven calls of each, taken in turn, after one that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for count in range(8):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call(x))
-            if count:
-                seconds[name].append(time.perf_counter() - start)
-    return [(name, float(np.median(each))) for name, each in seconds.items()]
+    asked = {name: functools.partial(call, x) for name, call in calls.items()}
+    return [(name, timing.median) for name, timing in time_contenders(asked, min_seconds=0).items()]
 
 
 def _bus() -> Answer:
