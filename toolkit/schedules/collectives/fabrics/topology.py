@@ -127,7 +127,7 @@ def _fault(topology: Topology) -> str | None:
                 f"switch {labels[switch]!r} is unbalanced: {topology.ingress[switch]} GB/s in, "
                 f"{outward[switch]} out; trim its links until both are equal"
             )
-    for way, back, ends in (("from", "to", links), ("to", "from", [link[::-1] for link in links])):
+    for way, back, ends in (("from", "to", links), ("to", "from", [(b, a) for a, b in links])):
         far = distances(ends, len(labels), 0)[:compute]
         if -1 in far:
             lost = labels[far.index(-1)]
