@@ -18,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from toolkit._files import write_whole
 from toolkit.bench.mixers.layer_costs import DECODE, KEPT, PREFILL, Layer, measure_pieces
 from toolkit.lab.tour.page import TourResults, write_tour_page
 from toolkit.language import (
