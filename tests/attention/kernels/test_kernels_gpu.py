@@ -22,13 +22,12 @@ from tiers import by_night
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
 from toolkit.attention.kernels.gpu import chunked as gpu_chunked
-from toolkit.attention.kernels.gpu.factors import Delta
+from toolkit.attention.kernels.gpu.factors import Delta, exact_sums
 from toolkit.attention.kernels.gpu.factors import _scores as scores_of_chunks
 from toolkit.attention.kernels.gpu.gradients import WIDEST
 from toolkit.attention.kernels.gpu.solve import INSTRUCTIONS, solve
 from toolkit.attention.kernels.gpu.step import step
 from toolkit.attention.kernels.gpu.support import check_chip, launch, token_place
-from toolkit.attention.linear.engine.decays import exact_sums
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow

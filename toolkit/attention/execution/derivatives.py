@@ -39,7 +39,9 @@ def differentiable(forward: Callable, backward: Callable, equation: Callable) ->
 
     @jax.custom_jvp
     def function(inputs, context):
-        return without_transpose(forward(inputs, context))
+        # JAX states the mesh where it differentiates, and would trace all anew where none was.
+        with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+            return without_transpose(forward(inputs, context))
 
     @partial(function.defjvp, symbolic_zeros=True)
     def function_jvp(primals, tangents):

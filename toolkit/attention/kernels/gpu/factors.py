@@ -33,7 +33,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32
-from toolkit.attention.linear.engine.decays import exact_sums
 
 Sums = tuple[Array, Array]  # running sums in parts whose differences are exact: `exact_sums`
 
@@ -75,6 +74,15 @@ class Masks(NamedTuple):
     entry: Array  # [rows, chunks, C, 1]: the incoming state and token i
     leave: Array  # [rows, chunks, C, 1]: token j and the outgoing state
     through: Array  # [rows, chunks, 1]: the incoming and the outgoing state
+
+
+def exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
+    """Running sums of g in two parts, whose differences are exact.
+
+    Multiples of 1/64 add up exactly in any order, and what is left of each g is small.
+    """
+    coarse = lax.stop_gradient(jnp.round(64 * g) / 64)  # whose derivative is 0
+    return jnp.cumsum(coarse, axis=-2), jnp.cumsum(g - coarse, axis=-2)
 
 
 def cut(x: Array) -> Array:

@@ -24,11 +24,10 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu.factors import Factors, cut, document_masks
+from toolkit.attention.kernels.gpu.factors import Factors, cut, document_masks, exact_sums
 from toolkit.attention.kernels.gpu.solve import operand, scratch, write_solution
 from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, program, token_place
 from toolkit.attention.kernels.gpu.walk import Transposed, sum_of_products
-from toolkit.attention.linear.engine.decays import exact_sums
 
 SQUARE = (CHUNK, CHUNK)
 COARSE, FINE, ENTRY, LEAVE, DOCUMENT, BETA, KEY_STRENGTH = range(7)

@@ -196,9 +196,9 @@ def chunked(
 
     Multiply-adds per chunk and row: to read and write the state, 2 C K V, and C K V more with a
     correction; scores C^2 K for every pair of a reader and a writer, and C^2 V to use them; the
-    inverse at most C^3 / 2. Backward about 2.3 times as many. Kept for the backward pass: the
-    inputs, a K x V state per chunk, T and N of a correction, and the decays where all channels
-    share one.
+    inverse at most C^3 / 2, and a decay that channels share at most C^3. Backward about 2.3 times
+    as many. Kept for the backward pass: the inputs, a K x V state per chunk, T and N of a
+    correction, and where all channels share a decay C x C of them.
 
     On a CPU the walk takes little longer than its products. For values alone and chunks of 16,
     Gated DeltaNet's walk is two thirds (heads of 64) or four fifths (heads of 128) of the whole,

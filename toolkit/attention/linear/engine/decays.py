@@ -2,9 +2,9 @@ r"""How much survives between two tokens of a chunk, without overflow and withou
 
 Between a token j that writes and a later one i that reads, the state decays by the product of the
 decays in between: e^(G_i - G_j) with running sums G of the log-decay g. With one decay for all
-channels this is a C x C matrix. Its differences are exact, since rounding errors of G after an
-abrupt gate would swamp mild gates. One decay per channel has to be split into a factor of the
-reader and a factor of the writer, both products of e^g:
+channels this is a C x C matrix, whose exponents are sums of the g in between, since rounding errors
+of G after an abrupt gate would swamp mild gates. One decay per channel has to be split into a
+factor of the reader and a factor of the writer, both products of e^g:
 
 * From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential per number and one matrix
   product, as long as no channel decays by more than `LEAST_FACTOR` in the chunk.
@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention.execution.precision import Precision, precise_einsum
 
+MOST_SUMMED = 32  # tokens
 LEAST_FACTOR = 1e-28  # its inverse, times any sensible key, is far from the largest float32
 
 
@@ -40,30 +41,33 @@ class Documents(NamedTuple):
     incoming: Int[Array, "*chunks"]
 
 
+class Channels(NamedTuple):
+    """What survives where every channel has a decay of its own."""
+
+    own: Float[Array, "*chunks C key"]  # e^g
+    since_entry: Float[Array, "*chunks C key"]  # e^G, across documents too
+    until: Float[Array, "*chunks C key"]  # e^-G, as far as it is finite
+    exit: Float[Array, "*chunks C key"]
+
+
 class Decays(NamedTuple):
     """How much survives between places of a chunk; 0 where a document ends in between."""
 
-    own: Float[Array, "*chunks C channels"]  # e^g
-    running: tuple[Float[Array, "*chunks C channels"], ...]  # parts of G
-    since_entry: Float[Array, "*chunks C channels"]  # e^G, across documents too
-    until: Float[Array, "*chunks C channels"] | None  # e^-G, by channel and as far as it is finite
     entry: Float[Array, "*chunks C channels"]  # from the incoming state to token i
-    exit: Float[Array, "*chunks C channels"]  # from token j to the outgoing state
+    between: Float[Array, "*chunks C C"] | Channels  # from token j to token i, for all channels
     documents: Documents | None
+
+    @property
+    def exit(self) -> Float[Array, "*chunks C channels"]:
+        """From token j to the outgoing state."""
+        if isinstance(self.between, Channels):
+            return self.between.exit
+        return jnp.swapaxes(self.between[..., -1:, :], -1, -2)
 
     @property
     def through(self) -> Float[Array, "*chunks channels 1"]:
         """From the incoming to the outgoing state."""
         return jnp.swapaxes(self.entry[..., -1:, :], -1, -2)
-
-
-def exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
-    """Running sums of g in two parts, whose differences are exact.
-
-    Multiples of 1/64 add up exactly in any order, and what is left of each g is small.
-    """
-    coarse = lax.stop_gradient(jnp.round(64 * g) / 64)  # whose derivative is 0
-    return jnp.cumsum(coarse, axis=-2), jnp.cumsum(g - coarse, axis=-2)
 
 
 def _doubled_blocks(own: Float[Array, "*chunks C channels"]) -> Iterator[tuple[Array, Array]]:
@@ -104,29 +108,62 @@ def chunk_decays(
     g: Float[Array, "*chunks C channels"], documents: Documents | None = None
 ) -> Decays:
     """Decays inside chunks of C tokens, a power of two, from their log-decays."""
-    own = jnp.exp(g)
     # Finite, so that differences are defined; e^g below the smallest normal number is zero.
-    g = jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype))
+    finite = jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype))
     if g.shape[-1] == 1:
-        running = exact_sums(g)
-        since_entry, until = jnp.exp(sum(running)), None
-        leaving = jnp.exp(sum(x[..., -1:, :] - x for x in running))
+        entry, between = _one_decay(finite[..., 0])
+        entry = entry[..., None]
+        if documents is not None:
+            between = jnp.where(_same(documents), between, 0)
     else:
-        (total,) = running = (jnp.cumsum(g, axis=-2),)
-        *_, (since_entry, leaving) = _doubled_blocks(own)
-        since_entry = _exponential(since_entry[..., 0, :, :], total)
+        own, total = jnp.exp(g), jnp.cumsum(finite, axis=-2)
+        *_, (entry, leaving) = _doubled_blocks(own)
+        entry = _exponential(entry[..., 0, :, :], total)
         leaving = _exponential(leaving[..., 0, :, :], total[..., -1:, :] - total)
         # Finite where it is not used either. 1 / e^G without the overflow of its derivative.
         bounded = jnp.maximum(total, math.log(LEAST_FACTOR))
         rough = jnp.exp(-bounded)
-        until = _exponential(rough / (rough * jnp.maximum(since_entry, LEAST_FACTOR)), -bounded)
-    entry = since_entry
+        until = _exponential(rough / (rough * jnp.maximum(entry, LEAST_FACTOR)), -bounded)
+        if documents is not None:
+            is_last = documents.token == documents.token[..., -1:]
+            leaving = jnp.where(is_last[..., None], leaving, 0)
+        between = Channels(own, entry, until, leaving)
     if documents is not None:
-        token, incoming = documents.token, documents.incoming[..., None]
-        outgoing = token[..., -1:]
-        entry = jnp.where((token == incoming)[..., None], entry, 0)
-        leaving = jnp.where((token == outgoing)[..., None], leaving, 0)
-    return Decays(own, running, since_entry, until, entry, leaving, documents)
+        is_first = documents.token == documents.incoming[..., None]
+        entry = jnp.where(is_first[..., None], entry, 0)
+    return Decays(entry, between, documents)
+
+
+def _one_decay(
+    g: Float[Array, "*chunks C"],
+) -> tuple[Float[Array, "*chunks C"], Float[Array, "*chunks C C"]]:
+    """From the chunk's entry to token i, and from token j to it; 0 above the diagonal.
+
+    All exponents are one product of g with zeros and ones, C x C^2 of them: nothing to compile, and
+    C^3 multiply-adds. Of more than `MOST_SUMMED` tokens, the decays are those of both halves, and
+    products of them.
+    """
+    size = g.shape[-1]
+    if size > MOST_SUMMED:
+        entries, within = _one_decay(g.reshape(*g.shape[:-1], 2, size // 2))
+        (first, second), (early, late) = jnp.moveaxis(entries, -2, 0), jnp.moveaxis(within, -3, 0)
+        upper = jnp.concatenate([early, jnp.zeros_like(early)], axis=-1)
+        lower = jnp.concatenate([second[..., None] * early[..., -1:, :], late], axis=-1)
+        entry = jnp.concatenate([first, first[..., -1:] * second], axis=-1)
+        return entry, jnp.concatenate([upper, lower], axis=-2)
+    place = np.arange(size)
+    until = place[:, None] <= place
+    after = until[:, :, None] & (place[:, None, None] > place)
+    entry, between = (
+        jnp.exp(precise_einsum("...m,mn->...n", g, jnp.asarray(x.reshape(size, -1), g.dtype)))
+        for x in (until, after)
+    )
+    between = jnp.where(np.tri(size, dtype=bool).reshape(-1), between, 0)
+    return entry, between.reshape(*g.shape, size)
+
+
+def _same(documents: Documents) -> Bool[Array, "*chunks C C"]:
+    return documents.token[..., :, None] == documents.token[..., None, :]
 
 
 def decayed_scores(
@@ -139,17 +176,11 @@ def decayed_scores(
 
     P_ij = sum_c r_ic w_jc a_(j+1)c ... a_ic   for j <= i
     """
-    if decays.own.shape[-1] == 1:
-        between = sum(x - jnp.swapaxes(x, -1, -2) for x in decays.running)
-        # Masked before exp, since the other half would overflow; by a constant that is added, since
-        # a selection would be kernels of its own to compile.
-        *chunks, size, _ = decays.own.shape
-        later = np.where(np.tri(size, dtype=bool), 0, -np.inf).astype(decays.own.dtype)
-        between = jnp.exp(between + later.reshape(*[1] * len(chunks), size, size))
-        return _products(readers, writers, precision) * between[..., :, None, :]
-    since_entry, until = decays.since_entry, decays.until
+    if not isinstance(decays.between, Channels):
+        return _products(readers, writers, precision) * decays.between[..., :, None, :]
+    own, since_entry, until, _ = decays.between
     is_mild = jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
-    arrays = (readers, writers, decays.own, since_entry, until)
+    arrays = (readers, writers, own, since_entry, until)
     forms = (partial(form, precision) for form in (_scores_from_entry, _scores_by_halves))
     return lax.cond(is_mild, *forms, *arrays)
 
@@ -196,5 +227,4 @@ def within_documents(
     """Scores that are 0 between tokens of different documents."""
     if documents is None:
         return scores
-    same = documents.token[..., :, None] == documents.token[..., None, :]
-    return jnp.where(same[..., :, None, :], scores, 0)
+    return jnp.where(_same(documents)[..., :, None, :], scores, 0)

@@ -79,7 +79,8 @@ def _are_finite(x: Shaped[Array, "batch time heads *size"]) -> Bool[Array, "batc
 def _until_document_ends(faulty: Array, starts: Array | None) -> Array:
     """From every fault to the end of its document."""
     index = jnp.arange(faulty.shape[1], dtype=jnp.int32)[None, :, None]
-    last_fault = lax.cummax(jnp.where(faulty, index, -1), axis=1)
     if starts is None:
-        return last_fault >= 0
+        first_fault = jnp.where(faulty, index, faulty.shape[1]).min(axis=1, keepdims=True)
+        return index >= first_fault
+    last_fault = lax.cummax(jnp.where(faulty, index, -1), axis=1)
     return last_fault >= lax.cummax(jnp.where(starts[..., None], index, 0), axis=1)
