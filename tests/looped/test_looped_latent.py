@@ -1,5 +1,7 @@
 """A looped model of latent attention: rotated it is the same, sliced it drafts for itself."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,20 @@ def test_rotated_is_the_same_and_sliced_is_not():
     _, cache = prefill(sliced, TOKENS[:, :6], 10)
     stepped, _ = decode_step(sliced, TOKENS[:, 6], cache)
     assert float(jnp.abs(stepped - wanted[:, 6]).max()) > 1e-4
+
+
+def test_parameters_are_rotated_in_their_own_type_not_in_that_of_the_compute():
+    model = build()
+    config = dataclasses.replace(model.config, dtype="bfloat16")
+    lower = LoopedLM(config, rngs=nnx.Rngs(0))
+    nnx.update(lower, nnx.state(model))
+    rotated = [rotate_latents(x, TOKENS, basis="hadamard") for x in (model, lower)]
+    for wanted, found in zip(*(jax.tree.leaves(nnx.state(x)) for x in rotated), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    halves = jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.state(model))
+    nnx.update(model, halves)
+    for leaf in jax.tree.leaves(nnx.state(rotate_latents(model, TOKENS))):
+        assert leaf.dtype == jnp.bfloat16
 
 
 @pytest.mark.slow

@@ -147,13 +147,13 @@ def _basis(name: str, latents: Array, key: Array) -> np.ndarray | None:
 
 
 def _rotate(layer: MLALayer, basis: np.ndarray | None) -> None:
-    """Fold a basis and the gain into the parameters of a layer."""
-    kernels = ("latent_down", "key_up", "value_up")
-    kernel_of = {name: getattr(layer, name).kernel for name in kernels}
-    wide = dataclasses.replace(layer.weights(), latent_down=kernel_of["latent_down"][...])
-    shapes = {name: kernel_of[name].shape for name in kernels}
-    folded = fold(wide, basis)
-    for name in kernels:
-        array = getattr(folded, name).astype(kernel_of[name].dtype)
-        set_value(kernel_of[name], array.reshape(shapes[name]))
-    set_value(layer.latent_norm.scale, jnp.ones(layer.sizes.latent_size))
+    """Fold a basis and the gain into the parameters of a layer, in their own type."""
+    by_head = (layer.sizes.latent_size, layer.sizes.heads, -1)
+    shapes = {"latent_down": (layer.sizes.width, -1), "key_up": by_head, "value_up": by_head}
+    kernels = {name: getattr(layer, name).kernel for name in shapes}
+    scale: Any = layer.latent_norm.scale
+    own = {name: kernel[...].reshape(shapes[name]) for name, kernel in kernels.items()}
+    folded = fold(dataclasses.replace(layer.weights(), latent_norm=scale[...], **own), basis)
+    for name, kernel in kernels.items():
+        set_value(kernel, getattr(folded, name).reshape(kernel.shape).astype(kernel.dtype))
+    set_value(scale, jnp.ones_like(scale[...]))
