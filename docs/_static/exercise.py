@@ -103,7 +103,6 @@ def check(lesson, exercise, source):
     if exercise not in names:
         return False, f"Define a function named {exercise}."
     try:
-        words, _ = judged.judge(namespace[exercise])
+        return True, judged.judge(namespace[exercise], lambda drawing: None)
     except WrongAnswer as wrong:
-        return False, wrong.words
-    return True, words
+        return False, str(wrong)

@@ -12,7 +12,7 @@ from toolkit.figures import ACCENT
 from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.drawing import RIGHT, Drawing, as_base64, png_of
 from toolkit.lab.lessons.hand_in import HandIn
-from toolkit.lab.lessons.outline import WrongAnswer
+from toolkit.lab.lessons.outline import Draw, WrongAnswer
 from toolkit.lab.lessons.pages import write_export
 from toolkit.lab.lessons.prediction import Prediction, Shown
 from toolkit.lab.lessons.progress import LONGEST_NAME, Progress
@@ -90,12 +90,12 @@ class Lesson:
         """Check a learner's function for an exercise, and store the result."""
         judged = self.outline.exercise(exercise)
         self.working(judged.seconds)
+        drawn: list[Draw] = []
         try:
-            words, draw = judged.judge(function)
-            is_right = True
+            is_right, words = True, judged.judge(function, drawn.append)
         except WrongAnswer as wrong:
-            is_right, words, draw = False, wrong.words, wrong.draw
-        png = b"" if draw is None else png_of(draw)
+            is_right, words = False, str(wrong)
+        png = png_of(drawn[-1]) if drawn else b""
         found = {"is_right": is_right, "words": words, "code": _code_of(function)}
         self.progress.add("check", exercise, **found, picture=as_base64(png))
         return Verdict(is_right, words, png, exercise)

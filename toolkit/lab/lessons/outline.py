@@ -1,7 +1,7 @@
 """The content of a lesson as data: questions with answers, exercises with judges.
 
-A judge calls a learner's function and compares its values with properties or references. It raises
-`WrongAnswer`, with an explanation and a drawing, or returns its drawing.
+A judge calls a learner's function and compares its values with properties or references. It shows a
+drawing of them, and raises `WrongAnswer` with an explanation or returns what is right.
 """
 
 import math
@@ -14,6 +14,9 @@ from matplotlib.figure import Figure
 
 Draw = Callable[[Figure], None]
 """A function that draws on an empty figure in the house style."""
+
+Show = Callable[[Draw], None]
+"""Takes a judge's drawing."""
 
 
 class Answer(NamedTuple):
@@ -57,11 +60,7 @@ class Question:
 
 
 class WrongAnswer(Exception):
-    """An exercise's function is wrong; carries the reason and a drawing."""
-
-    def __init__(self, words: str, draw: Draw | None = None) -> None:
-        super().__init__(words)
-        self.words, self.draw = words, draw
+    """An exercise's function is wrong, for the reason given."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class Exercise:
 
     name: str
     task: str
-    # Takes the learner's function; returns words and drawing for a right answer.
-    judge: Callable[[Callable[..., Any]], tuple[str, Draw | None]]
+    # Takes the learner's function, and what shows a drawing; returns words for a right answer.
+    judge: Callable[[Callable[..., Any], Show], str]
     hints: tuple[str, str, str]
     minutes: int = 5
     seconds: float = 0.2  # how long the judge takes, about, on two cores

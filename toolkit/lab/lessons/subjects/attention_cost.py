@@ -13,10 +13,10 @@ from toolkit.figures import in_words, log_axes, look
 from toolkit.lab.lessons.drawing import draw_bars, draw_lines, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     are_close,
     ask,
@@ -89,39 +89,37 @@ def _read_per_token() -> Answer:
     return Answer(truth / 1e6, words, draw)
 
 
-def _judge_score_flops(score_flops: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_score_flops(score_flops: Callable[..., Any], show: Show) -> str:
     contexts = [64, 256, 1024, 4096]
     wanted = [prefill_flops(n) for n in contexts]
     got = [ask_number(score_flops, n, HEADS, SIZE) for n in contexts]
-    drawn = draw_lines(
+    show(draw_lines(
         contexts, got if min(got) > 0 else None, wanted, xlabel="context, tokens", ylabel="FLOP",
         units=("tokens", "FLOP"),
-    )  # fmt: skip
+    ))  # fmt: skip
     growth = got[-1] / got[-2] if got[-2] else 0.0
     if not 13 < growth < 17:
         raise WrongAnswer(
             f"Four times the context must make about sixteen times the pairs; yours grows "
-            f"{growth:.3g} times.",
-            drawn,
+            f"{growth:.3g} times."
         )
     for more, what in (((2 * HEADS, SIZE), "heads"), ((HEADS, 2 * SIZE), "channels")):
         if not math.isclose(ask_number(score_flops, 256, *more), 2 * got[1]):
-            raise WrongAnswer(f"Twice the {what} must make twice the work; yours does not.", drawn)
+            raise WrongAnswer(f"Twice the {what} must make twice the work; yours does not.")
     ratio = got[-1] / wanted[-1]
     if math.isclose(ratio, 0.5, rel_tol=0.01):
         raise WrongAnswer(
             "Half of it: there are two products (scores, and weights times values), and a "
-            "multiplication with its addition is 2 FLOP.",
-            drawn,
+            "multiplication with its addition is 2 FLOP."
         )
     if math.isclose(ratio, 2, rel_tol=0.01):
-        raise WrongAnswer("Twice too much: token t looks at t tokens, not at the future.", drawn)
+        raise WrongAnswer("Twice too much: token t looks at t tokens, not at the future.")
     if not all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(got, wanted, strict=True)):
-        raise WrongAnswer(f"The shape is right; the size is {ratio:.4g} times ours.", drawn)
-    return "Right: 2 products x 2 FLOP x T(T+1)/2 pairs x heads x channels.", drawn
+        raise WrongAnswer(f"The shape is right; the size is {ratio:.4g} times ours.")
+    return "Right: 2 products x 2 FLOP x T(T+1)/2 pairs x heads x channels."
 
 
-def _judge_longest_context(longest_context: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_longest_context(longest_context: Callable[..., Any], show: Show) -> str:
     cases = [
         ("32 layers, 32 heads", (80e9, 32, 32, 128, 2)),
         ("32 layers, 8 shared heads", (80e9, 32, 8, 128, 2)),
@@ -132,24 +130,23 @@ def _judge_longest_context(longest_context: Callable[..., Any]) -> tuple[str, Dr
     per_token = [2 * layers * heads * size * width for _, (_, layers, heads, size, width) in cases]
     wanted = [case[0] // each for (_, case), each in zip(cases, per_token, strict=True)]
     names = [name for name, _ in cases[:3]]
-    drawn = draw_bars(names, got[:3], wanted[:3], xlabel="tokens that fit 80 GB")
+    show(draw_bars(names, got[:3], wanted[:3], xlabel="tokens that fit 80 GB"))
     for (name, case), tokens, each in zip(cases, got, per_token, strict=True):
         if math.isclose(tokens * each / case[0], 2, rel_tol=0.01):
-            raise WrongAnswer(f"{name}: twice too many; a token leaves a key and a value.", drawn)
+            raise WrongAnswer(f"{name}: twice too many; a token leaves a key and a value.")
         if tokens * each > case[0]:
             raise WrongAnswer(
                 f"{name}: {tokens:,.0f} tokens need {in_words(tokens * each, 'bytes')}, more than "
-                f"the {in_words(case[0], 'bytes')} there are.",
-                drawn,
+                f"the {in_words(case[0], 'bytes')} there are."
             )
         if (tokens + 1) * each <= case[0]:
-            raise WrongAnswer(f"{name}: after {tokens:,.0f} tokens one more would fit.", drawn)
+            raise WrongAnswer(f"{name}: after {tokens:,.0f} tokens one more would fit.")
         if tokens != int(tokens):
-            raise WrongAnswer(f"{name}: tokens come whole; yours are {tokens}.", drawn)
-    return f"Right: {wanted[0]:,.0f} tokens with all heads, {wanted[1]:,.0f} with shared.", drawn
+            raise WrongAnswer(f"{name}: tokens come whole; yours are {tokens}.")
+    return f"Right: {wanted[0]:,.0f} tokens with all heads, {wanted[1]:,.0f} with shared."
 
 
-def _judge_merge(merge: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_merge(merge: Callable[..., Any], show: Show) -> str:
     draws = random.Random(0)
     scores = [2 * draws.gauss(0, 1) for _ in range(12)]
     values = [[draws.gauss(0, 1) for _ in range(3)] for _ in scores]
@@ -174,17 +171,15 @@ def _judge_merge(merge: Callable[..., Any]) -> tuple[str, Draw]:
     whole, total = attend(slice(None), scores)
     out, log_sum = merged(4, scores)
     channels = [f"channel {n}" for n in range(3)]
-    drawn = draw_bars(channels, out, whole, xlabel="output of attention")
+    show(draw_bars(channels, out, whole, xlabel="output of attention"))
     parts = attend(slice(4), scores)[0], attend(slice(4, None), scores)[0]
     if are_close(out, [sum(both) / 2 for both in zip(*parts, strict=True)]):
-        raise WrongAnswer(
-            "Both parts count alike; the part with more weight must count more.", drawn
-        )
+        raise WrongAnswer("Both parts count alike; the part with more weight must count more.")
     if not are_close(out, whole):
-        raise WrongAnswer("The output is not that of attention to all twelve tokens.", drawn)
+        raise WrongAnswer("The output is not that of attention to all twelve tokens.")
     if not are_close([log_sum], [total]):
         raise WrongAnswer(
-            f"The output is right, its log-sum is not: {log_sum:.4g}, wanted {total:.4g}.", drawn
+            f"The output is right, its log-sum is not: {log_sum:.4g}, wanted {total:.4g}."
         )
     try:
         large, _ = merged(7, [score + 1000 for score in scores])
@@ -193,10 +188,9 @@ def _judge_merge(merge: Callable[..., Any]) -> tuple[str, Draw]:
     if not are_close(large, whole):
         raise WrongAnswer(
             "With scores around 1,000 it is not finite or not the same: take the maximum out "
-            "before exp.",
-            drawn,
+            "before exp."
         )
-    return "Right: any number of parts can be merged, which is how long contexts are read.", drawn
+    return "Right: any number of parts can be merged, which is how long contexts are read."
 
 
 OUTLINE = Outline(

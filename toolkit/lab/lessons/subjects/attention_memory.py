@@ -15,10 +15,10 @@ from toolkit.figures import LOOKS
 from toolkit.lab.lessons.drawing import draw_lines, draw_matrices, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask_array,
     ask_number,
@@ -99,7 +99,7 @@ def _chunk_speed() -> Answer:
     return Answer(loop / chunks, words)
 
 
-def _judge_delta_step(delta_step: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_delta_step(delta_step: Callable[..., Any], show: Show) -> str:
     draws = np.random.default_rng(1)
     state = draws.normal(size=(4, 3))
     keys = np.linalg.qr(draws.normal(size=(4, 4)))[0]
@@ -113,39 +113,40 @@ def _judge_delta_step(delta_step: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_matrices(
         new, np.asarray(wanted[0, 0]), xlabel="value channel", ylabel="key channel"
     )
+    show(drawn)
     if not np.array_equal(before, state):
-        raise WrongAnswer("It changes the state that it was given; return a new one.", drawn)
+        raise WrongAnswer("It changes the state that it was given; return a new one.")
     for other in keys[1:]:
         if not np.allclose(other @ new, other @ state, atol=1e-6):
-            raise WrongAnswer("Writing under one key changes what is held under others.", drawn)
+            raise WrongAnswer("Writing under one key changes what is held under others.")
     if np.allclose(keys[0] @ new, keys[0] @ state + value, atol=1e-6):
-        raise WrongAnswer("It adds the value to what was held; the delta rule replaces it.", drawn)
+        raise WrongAnswer("It adds the value to what was held; the delta rule replaces it.")
     if not np.allclose(keys[0] @ new, value, atol=1e-6):
-        raise WrongAnswer("With beta 1 the key does not return the value just written.", drawn)
+        raise WrongAnswer("With beta 1 the key does not return the value just written.")
     half = ask_array(delta_step, (4, 3), state, keys[0], value, 0.5)
     if not np.allclose(keys[0] @ half, (keys[0] @ state + value) / 2, atol=1e-6):
-        raise WrongAnswer("With beta 0.5 the key must return half old, half new.", drawn)
-    return "Right: S + beta k (v - S^T k)^T.", drawn
+        raise WrongAnswer("With beta 0.5 the key must return half old, half new.")
+    return "Right: S + beta k (v - S^T k)^T."
 
 
-def _judge_log_decay(log_decay: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_log_decay(log_decay: Callable[..., Any], show: Show) -> str:
     lives = np.array([1.0, 8.0, 64.0, 1000.0])
     got = np.array([ask_number(log_decay, life) for life in lives])
     times = np.arange(0, 33)
-    drawn = draw_lines(
+    show(draw_lines(
         times, np.exp(np.clip(got[1] * times, -9, 1)), 0.5 ** (times / 8), xlabel="tokens",
         ylabel="share kept, half-life 8",
-    )  # fmt: skip
+    ))  # fmt: skip
     if (got >= 0).any():
-        raise WrongAnswer("A log-decay is below 0: its exponential is what is kept.", drawn)
+        raise WrongAnswer("A log-decay is below 0: its exponential is what is kept.")
     kept = np.exp(got * lives)
     if np.allclose(kept, np.exp(-1)):
-        raise WrongAnswer("After that time a share of 1/e is kept, not a half.", drawn)
+        raise WrongAnswer("After that time a share of 1/e is kept, not a half.")
     if not np.allclose(kept, 0.5, rtol=1e-4):
         raise WrongAnswer(
-            f"With a half-life of 8, a share of {kept[1]:.3g} is kept after 8 tokens.", drawn
+            f"With a half-life of 8, a share of {kept[1]:.3g} is kept after 8 tokens."
         )
-    return "Right: -ln 2 over the half-life.", drawn
+    return "Right: -ln 2 over the half-life."
 
 
 @functools.cache
@@ -164,20 +165,19 @@ def _recurrence() -> tuple[Any, ...]:
     return q, k, v, weights, decay, np.asarray(out), gradients
 
 
-def _judge_chunked(chunked: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_chunked(chunked: Callable[..., Any], show: Show) -> str:
     q, k, v, weights, decay, wanted, wanted_gradients = _recurrence()
     got = ask_array(chunked, (TOKENS, 8), q, k, v, decay, CHUNK)
-    drawn = draw_matrices(got.T, wanted.T, xlabel="token", ylabel="value channel")
+    show(draw_matrices(got.T, wanted.T, xlabel="token", ylabel="value channel"))
     if not np.allclose(got, wanted, atol=1e-3):
         first = int(np.argmax(np.abs(got - wanted).max(axis=1) > 1e-3))
         where = "inside the first chunk" if first < CHUNK else f"at token {first}, in a later chunk"
-        raise WrongAnswer(f"The first difference from the recurrence is {where}.", drawn)
+        raise WrongAnswer(f"The first difference from the recurrence is {where}.")
     strong = jnp.float32(-30.0)
     if not np.isfinite(ask_array(chunked, (TOKENS, 8), q, k, v, strong, CHUNK)).all():
         raise WrongAnswer(
             "With a decay of exp(-30) per token it is not finite: write exp(a - b), never "
-            "exp(a) / exp(b).",
-            drawn,
+            "exp(a) / exp(b)."
         )
 
     def weighted(*draws: jax.Array) -> jax.Array:
@@ -186,23 +186,20 @@ def _judge_chunked(chunked: Callable[..., Any]) -> tuple[str, Draw]:
     gradients = jax.grad(weighted, (0, 1, 2, 3))
     for name, found, right in zip("qkvg", gradients(q, k, v, decay), wanted_gradients, strict=True):
         if not np.allclose(found, right, rtol=1e-3, atol=1e-2):
-            raise WrongAnswer(
-                f"The values are right, the gradient with respect to {name} is not.", drawn
-            )
+            raise WrongAnswer(f"The values are right, the gradient with respect to {name} is not.")
     if not all(np.isfinite(found).all() for found in gradients(q, k, v, strong)):
         raise WrongAnswer(
             "The values are right; with a decay of exp(-30) per token the gradient is not finite: "
-            "mask the exponent before exp, not its result after.",
-            drawn,
+            "mask the exponent before exp, not its result after."
         )
     found = operations(lambda *x: chunked(*x, decay, CHUNK), q, k, v)
     if any(shape.count(TOKENS) > 1 for shape in shapes_made(found)):
-        raise WrongAnswer("Right, but it builds a matrix of all tokens by all tokens.", drawn)
+        raise WrongAnswer("Right, but it builds a matrix of all tokens by all tokens.")
     trips = [each.params["length"] for each in found if each.primitive.name == "scan"]
     products = sum(each.primitive.name == "dot_general" for each in found)
     if any(trip > TOKENS // CHUNK for trip in trips) or products > 8 * TOKENS // CHUNK:
-        raise WrongAnswer("Right, but it walks token by token; only chunks may be a loop.", drawn)
-    return "Right: value and gradient are the recurrence's, in 4 steps instead of 64.", drawn
+        raise WrongAnswer("Right, but it walks token by token; only chunks may be a loop.")
+    return "Right: value and gradient are the recurrence's, in 4 steps instead of 64."
 
 
 OUTLINE = Outline(

@@ -14,6 +14,7 @@ from toolkit.lab.lessons.outline import (
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -147,7 +148,7 @@ def _least_chips() -> Answer:
     raise AssertionError("128 chips have room for it")
 
 
-def _judge_state_bytes(state_bytes: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_state_bytes(state_bytes: Callable[..., Any], show: Show) -> str:
     cases = [
         ("data 8", {"data": 8}),
         ("data 8, optimiser cut", {"data": 8, "shard_optimizer": True}),
@@ -162,23 +163,22 @@ def _judge_state_bytes(state_bytes: Callable[..., Any]) -> tuple[str, Draw]:
     memories = [predicted(Strategy(**case)).memory for _, case in cases]
     wanted = [(memory.parameters + memory.optimizer) / 1e9 for memory in memories]
     names = [name for name, _ in cases]
-    drawn = draw_bars(names, got, wanted, xlabel="GB per chip; eight billion parameters, 8 chips")
+    show(draw_bars(names, got, wanted, xlabel="GB per chip; eight billion parameters, 8 chips"))
     for name, answer, right in zip(names, got, wanted, strict=True):
         if abs(answer - right) > 0.01 * right:
-            raise WrongAnswer(f"{name}: {answer:.4g} GB; wanted {right:.4g}.", drawn)
-    return "Right: within one per cent of toolkit.planning, which counts every tensor.", drawn
+            raise WrongAnswer(f"{name}: {answer:.4g} GB; wanted {right:.4g}.")
+    return "Right: within one per cent of toolkit.planning, which counts every tensor."
 
 
-def _judge_strategy(strategy: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_strategy(strategy: Callable[..., Any], show: Show) -> str:
     chosen = _strategy_of(strategy)
     found = ask(predicted, chosen)
-    drawn = draw_predictions([("yours", found)])
+    show(draw_predictions([("yours", found)]))
     if not found.fits:
         name, most = max(found.memory._asdict().items(), key=lambda part: part[1])
         raise WrongAnswer(
             f"{chosen} needs {found.memory.total / 1e9:.0f} GB per chip, of which {name} "
-            f"{most / 1e9:.0f}; there are {LIMIT / 1e9:.0f}.",
-            drawn,
+            f"{most / 1e9:.0f}; there are {LIMIT / 1e9:.0f}."
         )
     if found.step_seconds > TARGET_SECONDS:
         # Besides the products, which every strategy has.
@@ -186,13 +186,12 @@ def _judge_strategy(strategy: Callable[..., Any]) -> tuple[str, Draw]:
         name = max(parts, key=lambda part: parts[part])
         raise WrongAnswer(
             f"{chosen} fits, but a step takes {found.step_seconds:.2f} s; {TARGET_SECONDS} s is "
-            f"wanted. Beside the products most goes to: {name}, {parts[name]:.2f} s.",
-            drawn,
+            f"wanted. Beside the products most goes to: {name}, {parts[name]:.2f} s."
         )
     return (
         f"Right: {found.memory.total / 1e9:.0f} GB, {found.step_seconds:.2f} s, "
         f"{100 * found.utilisation:.0f}% of the chips' peak (modelled)."
-    ), drawn
+    )
 
 
 def _strategy_of(function: Callable[..., Any], *args: Any) -> Strategy:
@@ -202,7 +201,7 @@ def _strategy_of(function: Callable[..., Any], *args: Any) -> Strategy:
     return chosen
 
 
-def _judge_search(search: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_search(search: Callable[..., Any], show: Show) -> str:
     yours, best, problem = [], [], ""
     for model, chips, batch, length in SEARCHED:
 
@@ -238,10 +237,10 @@ def _judge_search(search: Callable[..., Any]) -> tuple[str, Draw]:
                 f"{case}: {chosen} takes {found.step_seconds:.2f} s; {least:.2f} s is possible."
             )
     names = [f"{model}, {chips}" for model, chips, *_ in SEARCHED]
-    drawn = draw_bars(names, yours, best, xlabel="seconds per step (modelled)")
+    show(draw_bars(names, yours, best, xlabel="seconds per step (modelled)"))
     if problem:
-        raise WrongAnswer(problem, drawn)
-    return "Right: the fastest that fits, on all three clusters.", drawn
+        raise WrongAnswer(problem)
+    return "Right: the fastest that fits, on all three clusters."
 
 
 def _all_strategies(chips: int) -> list[Strategy]:

@@ -14,10 +14,10 @@ from toolkit.lab.gradients.sent import stored_runs
 from toolkit.lab.lessons.drawing import draw_bars, draw_lines, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_array,
@@ -144,28 +144,28 @@ _WRONG = {
 }
 
 
-def _judge_feedback(feedback: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_feedback(feedback: Callable[..., Any], show: Show) -> str:
     sent, given, memory = _run(feedback)
-    drawn = draw_lines(
+    show(draw_lines(
         np.arange(NUMBERS), sent + memory.mean(0), given,
         xlabel="number", ylabel="sent so far + mean memory",
-    )  # fmt: skip
+    ))  # fmt: skip
     for wrong, reason in _WRONG.items():
         other = _run(functools.partial(_wanted, wrong=wrong))
         if np.allclose(sent, other[0], atol=CONSERVED) and np.allclose(
             memory, other[2], atol=CONSERVED
         ):
-            raise WrongAnswer(reason, drawn)
+            raise WrongAnswer(reason)
     if np.abs(sent + memory.mean(0) - given).max() > CONSERVED:
         raise WrongAnswer(
-            "What was sent and the mean memory are not what was given: something is lost.", drawn
+            "What was sent and the mean memory are not what was given: something is lost."
         )
     if not np.allclose(memory, _run(_wanted)[2], atol=CONSERVED):
-        raise WrongAnswer("Nothing is lost, but it is not compress(...) that was sent.", drawn)
-    return "Right: nothing is lost, only late.", drawn
+        raise WrongAnswer("Nothing is lost, but it is not compress(...) that was sent.")
+    return "Right: nothing is lost, only late."
 
 
-def _judge_decode(decode: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_decode(decode: Callable[..., Any], show: Show) -> str:
     code = cyclic_code(8, 3)
     worst, shown = 0.0, np.ones(8)
     for late in itertools.combinations(range(8), 3):
@@ -179,11 +179,12 @@ def _judge_decode(decode: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_bars(
         [f"part {n}" for n in range(8)], list(shown), [1.0] * 8, xlabel="times in the sum"
     )
+    show(drawn)
     if not worst < 1e-6:
         raise WrongAnswer(
-            "Each part must be in the sum once; for some three late workers it is not.", drawn
+            "Each part must be in the sum once; for some three late workers it is not."
         )
-    return "Right: whichever three are late, the sum is whole.", drawn
+    return "Right: whichever three are late, the sum is whole."
 
 
 OUTLINE = Outline(

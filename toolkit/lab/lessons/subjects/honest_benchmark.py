@@ -14,10 +14,10 @@ from toolkit.figures import ACCENT, LOOKS
 from toolkit.lab.lessons.drawing import draw_bars
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -93,7 +93,7 @@ class _Work:
         return self
 
 
-def _judge_seconds_per_call(seconds_per_call: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_seconds_per_call(seconds_per_call: Callable[..., Any], show: Show) -> str:
     taken: list[float] = []
 
     def program() -> _Work:
@@ -115,26 +115,26 @@ def _judge_seconds_per_call(seconds_per_call: Callable[..., Any]) -> tuple[str, 
         )  # fmt: skip
         axes.set(xlabel="call", ylabel="milliseconds it takes")
 
+    show(drawn)
     if not taken:
-        raise WrongAnswer("The program was never called.", drawn)
+        raise WrongAnswer("The program was never called.")
     if len(taken) < 5:
         raise WrongAnswer(
-            f"The program was called {len(taken)} times; five at least show a spread.", drawn
+            f"The program was called {len(taken)} times; five at least show a spread."
         )
     if got < 0.5 * ONE_CALL:
         raise WrongAnswer(
-            "Too short: the clock was stopped before the result was ready. Wait for it.", drawn
+            "Too short: the clock was stopped before the result was ready. Wait for it."
         )
     if got > 2.5 * ONE_CALL:
         raise WrongAnswer(
             "Too long: the first call compiles, and now and then something else runs. Neither "
-            "belongs to a usual call.",
-            drawn,
+            "belongs to a usual call."
         )
-    return f"Right: {got * 1e3:.1f} ms, hiccups and compilation left out.", drawn
+    return f"Right: {got * 1e3:.1f} ms, hiccups and compilation left out."
 
 
-def _judge_speedup(speedup: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_speedup(speedup: Callable[..., Any], show: Show) -> str:
     order: list[tuple[str, float]] = []
 
     def contender(name: str) -> Callable[[], _Work]:
@@ -157,24 +157,24 @@ def _judge_speedup(speedup: Callable[..., Any]) -> tuple[str, Draw]:
         axes.set(xlabel="call", ylabel="milliseconds", title="When you called which")
         axes.legend()
 
+    show(drawn)
     names = "".join(name for name, _ in order)
     if min(names.count("a"), names.count("b")) < 5:
         raise WrongAnswer(
-            f"{names.count('a')} calls of a and {names.count('b')} of b; five each at least.", drawn
+            f"{names.count('a')} calls of a and {names.count('b')} of b; five each at least."
         )
     turns = sum(before != after for before, after in itertools.pairwise(names))
     if turns < min(names.count("a"), names.count("b")) - 1:
         raise WrongAnswer(
             f"It says {got:.2f} times, yet both do the same work. All of one ran before the "
-            "other, while the machine grew slower: call them in turns.",
-            drawn,
+            "other, while the machine grew slower: call them in turns."
         )
     if not 0.75 < got < 1.33:
-        raise WrongAnswer(f"Called in turns, and yet {got:.2f} times: take medians.", drawn)
-    return f"Right: {got:.2f} times, which for equal work is 1.", drawn
+        raise WrongAnswer(f"Called in turns, and yet {got:.2f} times: take medians.")
+    return f"Right: {got:.2f} times, which for equal work is 1."
 
 
-def _judge_is_faster(is_faster: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_is_faster(is_faster: Callable[..., Any], show: Show) -> str:
     draws = np.random.default_rng(0)
     rounds, samples, noise = 200, 15, 0.08
 
@@ -187,23 +187,22 @@ def _judge_is_faster(is_faster: Callable[..., Any]) -> tuple[str, Draw]:
         return 100 * accepted / rounds
 
     alike, better, worse = share(1.0), share(1.3), share(1 / 1.3)
-    drawn = draw_bars(
+    show(draw_bars(
         ["both alike", "a faster by 30%", "a slower by 30%"], [alike, better, worse], [0, 100, 0],
         xlabel="how often you say that a is faster, per cent",
-    )  # fmt: skip
+    ))  # fmt: skip
     if worse > 5:
-        raise WrongAnswer("It calls a faster where a is slower: less time is faster.", drawn)
+        raise WrongAnswer("It calls a faster where a is slower: less time is faster.")
     if alike > 8:
         raise WrongAnswer(
             f"Of two programs that are alike it calls the first faster in {alike:.0f}% of all "
-            "cases: look at the spread, not only at the medians.",
-            drawn,
+            "cases: look at the spread, not only at the medians."
         )
     if better < 85:
         raise WrongAnswer(
-            f"It sees 30% only in {better:.0f}% of all cases: too careful to be of use.", drawn
+            f"It sees 30% only in {better:.0f}% of all cases: too careful to be of use."
         )
-    return f"Right: {alike:.0f}% false alarms, {better:.0f}% of the gains seen.", drawn
+    return f"Right: {alike:.0f}% false alarms, {better:.0f}% of the gains seen."
 
 
 OUTLINE = Outline(

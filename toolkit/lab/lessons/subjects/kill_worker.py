@@ -24,6 +24,7 @@ from toolkit.lab.lessons.outline import (
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask_number,
     ask_numbers,
@@ -186,7 +187,7 @@ def _draw_lost(figure: Figure, guess: float | None) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
 
 
-def _judge_batch_at(batch_at: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_batch_at(batch_at: Callable[..., Any], show: Show) -> str:
     data = list(range(1000))
     steps = list(range(8))
     first = [ask_numbers(batch_at, 6, step, 7, data, 6) for step in steps]
@@ -194,23 +195,23 @@ def _judge_batch_at(batch_at: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_matrices(
         first, after, xlabel="entry of the batch", ylabel="step", title="asked again, in reverse"
     )
+    show(drawn)
     if not {*data}.issuperset(entry for batch in first for entry in batch):
-        raise WrongAnswer("There are entries that data does not have.", drawn)
+        raise WrongAnswer("There are entries that data does not have.")
     if first != after:
         at = next(step for step in steps if first[step] != after[step])
         raise WrongAnswer(
             f"Step {at} has another batch when it is asked for again: after a restart the run "
-            "would see other data.",
-            drawn,
+            "would see other data."
         )
     if len({*map(tuple, first)}) < len(steps):
-        raise WrongAnswer("Some steps have the same batch: nothing new is ever seen.", drawn)
+        raise WrongAnswer("Some steps have the same batch: nothing new is ever seen.")
     if first[0] == ask_numbers(batch_at, 6, 0, 8, data, 6):
-        raise WrongAnswer("Another seed gives the same batch.", drawn)
-    return "Right: a function of step and seed; nobody has to remember where it was.", drawn
+        raise WrongAnswer("Another seed gives the same batch.")
+    return "Right: a function of step and seed; nobody has to remember where it was."
 
 
-def _judge_best_interval(best_interval: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_best_interval(best_interval: Callable[..., Any], show: Show) -> str:
     saves = [1.0, 10.0, 60.0, 300.0]
     between = 36_000.0
 
@@ -220,21 +221,20 @@ def _judge_best_interval(best_interval: Callable[..., Any]) -> tuple[str, Draw]:
     grid = [10 ** (6 * n / 20_000) for n in range(20_001)]
     wanted = [min(grid, key=lambda each, save=save: lost(each, save)) for save in saves]
     got = [ask_number(best_interval, save, between) for save in saves]
-    drawn = draw_lines(
+    show(draw_lines(
         saves, got if min(got) > 0 else None, wanted, xlabel="time of a save",
         ylabel="time between saves", units=("seconds", "seconds"),
-    )  # fmt: skip
+    ))  # fmt: skip
     for save, answer, right in zip(saves, got, wanted, strict=True):
         if not answer > 0:
-            raise WrongAnswer(f"A save of {save:g} s: every {answer:g} s is no interval.", drawn)
+            raise WrongAnswer(f"A save of {save:g} s: every {answer:g} s is no interval.")
         if lost(answer, save) > 1.001 * lost(right, save):
             raise WrongAnswer(
                 f"A save of {save:g} s, a failure per {between:,.0f} s: saving every {answer:,.0f} "
                 f"s loses {100 * lost(answer, save):.3g}% of the time, "
-                f"{100 * lost(right, save):.3g}% is possible.",
-                drawn,
+                f"{100 * lost(right, save):.3g}% is possible."
             )
-    return "Right: the root of twice the save's time times the time between failures.", drawn
+    return "Right: the root of twice the save's time times the time between failures."
 
 
 OUTLINE = Outline(

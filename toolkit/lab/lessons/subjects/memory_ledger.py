@@ -14,10 +14,10 @@ from toolkit.figures import ACCENT, LOOKS, in_words
 from toolkit.lab.lessons.drawing import draw_bars, draw_lines
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -117,7 +117,7 @@ def _extra_work() -> Answer:
     return Answer(float(more), words)
 
 
-def _judge_bytes_per_device(bytes_per_device: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_bytes_per_device(bytes_per_device: Callable[..., Any], show: Show) -> str:
     parameters, devices = 7_500_000_000, 64
     wanted = [
         2 * parameters * (1 if stage < 3 else 1 / devices)
@@ -127,28 +127,27 @@ def _judge_bytes_per_device(bytes_per_device: Callable[..., Any]) -> tuple[str, 
     ]
     got = [ask_number(bytes_per_device, parameters, devices, stage) for stage in range(4)]
     names = ["nothing divided", "1: optimiser", "2: and gradients", "3: and parameters"]
-    drawn = draw_bars(
+    show(draw_bars(
         names, [g / 1e9 for g in got], [w / 1e9 for w in wanted],
         xlabel="GB per device; 7.5 billion parameters, 64 devices",
-    )  # fmt: skip
+    ))  # fmt: skip
     alone = [ask_number(bytes_per_device, parameters, 1, stage) for stage in range(4)]
     if max(alone) - min(alone) > 1:
-        raise WrongAnswer("On one device no stage can save anything; yours differ.", drawn)
+        raise WrongAnswer("On one device no stage can save anything; yours differ.")
     if not np.isclose(alone[0], 16 * parameters):
         raise WrongAnswer(
             f"One device needs {alone[0] / parameters:g} bytes per parameter; wanted 16: 2 for "
-            "the parameter, 2 for its gradient, 12 for the optimiser.",
-            drawn,
+            "the parameter, 2 for its gradient, 12 for the optimiser."
         )
     for stage, (name, answer, right) in enumerate(zip(names, got, wanted, strict=True)):
         if not np.isclose(answer, right, rtol=1e-6):
             raise WrongAnswer(
-                f"Stage {stage} ({name}): {answer / 1e9:.4g} GB; wanted {right / 1e9:.4g}.", drawn
+                f"Stage {stage} ({name}): {answer / 1e9:.4g} GB; wanted {right / 1e9:.4g}."
             )
-    return "Right: 120, 31.4, 16.6 and 1.9 GB, as in the ZeRO paper.", drawn
+    return "Right: 120, 31.4, 16.6 and 1.9 GB, as in the ZeRO paper."
 
 
-def _judge_checkpoint_every(checkpoint_every: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_checkpoint_every(checkpoint_every: Callable[..., Any], show: Show) -> str:
     layers = [4, 16, 36, 64, 100, 12, 30]
 
     def kept(total: int, every: int) -> int:
@@ -159,21 +158,21 @@ def _judge_checkpoint_every(checkpoint_every: Callable[..., Any]) -> tuple[str, 
     yours = [kept(n, int(e)) if e >= 1 else None for n, e in zip(layers, got, strict=True)]
     order = np.argsort(layers)
     can_draw = None not in yours
-    drawn = draw_lines(
+    show(draw_lines(
         np.array(layers)[order], np.array(yours)[order] if can_draw else None,
         np.array(best)[order], xlabel="layers", ylabel="activations kept at once",
-    )  # fmt: skip
+    ))  # fmt: skip
     for n, every, mine, least in zip(layers, got, yours, best, strict=True):
         if every != int(every) or not 1 <= every <= n:
-            raise WrongAnswer(f"{n} layers: every {every:g} is no number of layers.", drawn)
+            raise WrongAnswer(f"{n} layers: every {every:g} is no number of layers.")
         if mine != least:
             raise WrongAnswer(
-                f"{n} layers: every {every:g} keeps {mine} at once, {least} is possible.", drawn
+                f"{n} layers: every {every:g} keeps {mine} at once, {least} is possible."
             )
-    return "Right: about the square root of the number of layers.", drawn
+    return "Right: about the square root of the number of layers."
 
 
-def _judge_thrifty_loss(thrifty_loss: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_thrifty_loss(thrifty_loss: Callable[..., Any], show: Show) -> str:
     weights, x = stack_inputs()
     value = ask(thrifty_loss, weights, x)
     if jnp.shape(value) != ():
@@ -184,22 +183,21 @@ def _judge_thrifty_loss(thrifty_loss: Callable[..., Any]) -> tuple[str, Draw]:
         )
     cost = ask(gradient_cost, thrifty_loss)
     plain = _both_costs()[0]
-    drawn = draw_bars(
+    show(draw_bars(
         ["as written first", "now"],
         [plain.temp_bytes / 2**20, cost.temp_bytes / 2**20], [TARGET_BYTES / 2**20] * 2,
         xlabel="MiB of scratch memory of the gradient; wanted: at most",
-    )  # fmt: skip
+    ))  # fmt: skip
     mine, theirs = (ask(jax.jit(jax.grad(f)), weights, x) for f in (thrifty_loss, stack_loss))
     for answer, right in zip(mine, theirs, strict=True):
         if not np.allclose(answer, right, atol=1e-5, rtol=1e-3):
-            raise WrongAnswer("The loss is right, its gradient is not.", drawn)
+            raise WrongAnswer("The loss is right, its gradient is not.")
     if cost.temp_bytes > TARGET_BYTES:
         raise WrongAnswer(
             f"The gradient needs {in_words(cost.temp_bytes, 'bytes')}; the target is "
-            f"{in_words(TARGET_BYTES, 'bytes')}.",
-            drawn,
+            f"{in_words(TARGET_BYTES, 'bytes')}."
         )
-    return f"Right: {in_words(cost.temp_bytes, 'bytes')}, the same gradient.", drawn
+    return f"Right: {in_words(cost.temp_bytes, 'bytes')}, the same gradient."
 
 
 OUTLINE = Outline(

@@ -18,6 +18,7 @@ from toolkit.lab.lessons.outline import (
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
 )
@@ -91,7 +92,7 @@ def _which_collective() -> Answer:
     return Answer("one all-reduce" if kinds == ["all-reduce"] else ", ".join(kinds), words)
 
 
-def _judge_local_shape(local_shape: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_local_shape(local_shape: Callable[..., Any], show: Show) -> str:
     mesh = mesh_of(data=2, model=4)
     cases = [
         ((64, 32), (None, None)),
@@ -112,10 +113,11 @@ def _judge_local_shape(local_shape: Callable[..., Any]) -> tuple[str, Draw]:
         wanted.append(float(math.prod(right)))
         if not problem and got != right:
             problem = f"{shape} cut by {spec}: {got}; jax says {right}."
-    drawn = draw_bars(names, yours, wanted, xlabel="numbers on one device; mesh data=2, model=4")
+    xlabel = "numbers on one device; mesh data=2, model=4"
+    show(_wide(draw_bars(names, yours, wanted, xlabel=xlabel)))
     if problem:
-        raise WrongAnswer(problem, _wide(drawn))
-    return "Right: each length over the sizes of all axes that cut it.", _wide(drawn)
+        raise WrongAnswer(problem)
+    return "Right: each length over the sizes of all axes that cut it."
 
 
 def _wide(draw: Draw) -> Draw:
@@ -128,7 +130,7 @@ def _wide(draw: Draw) -> Draw:
     return wide
 
 
-def _judge_layout(layout: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_layout(layout: Callable[..., Any], show: Show) -> str:
     specs = ask(layout)
     if not isinstance(specs, dict) or set(specs) != {"w1", "w2"}:
         raise WrongAnswer("Wanted a dict of two PartitionSpecs: 'w1' and 'w2'.")
@@ -144,23 +146,20 @@ def _judge_layout(layout: Callable[..., Any]) -> tuple[str, Draw]:
         name: math.prod(NamedSharding(mesh, spec).shard_shape(SHAPES[name])) * 4 / 1024
         for name, spec in specs.items()
     }
-    drawn = draw_bars(
+    show(draw_bars(
         ["w1 held", "w2 held", "sent"], [*stored.values(), sent], [4, 4, wanted],
         xlabel="KiB per device",
-    )  # fmt: skip
+    ))  # fmt: skip
     for name, kib in stored.items():
         if kib > 4:
-            raise WrongAnswer(
-                f"{name}: every device holds {kib:g} KiB; a quarter of it is 4 KiB.", drawn
-            )
+            raise WrongAnswer(f"{name}: every device holds {kib:g} KiB; a quarter of it is 4 KiB.")
     kinds = ", ".join(each.kind for each in found)
     if kinds != "all-reduce":
         raise WrongAnswer(
             f"It runs, but sends {sent:.0f} KiB per device ({kinds}); one all-reduce of "
-            f"{wanted:.0f} KiB is enough. Which product sums over what is cut?",
-            drawn,
+            f"{wanted:.0f} KiB is enough. Which product sums over what is cut?"
         )
-    return f"Right: one all-reduce, {sent:.0f} KiB per device.", drawn
+    return f"Right: one all-reduce, {sent:.0f} KiB per device."
 
 
 OUTLINE = Outline(

@@ -14,6 +14,7 @@ from toolkit.lab.lessons.outline import (
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -135,63 +136,57 @@ def _timeline(orders: Any, is_split: bool) -> Timeline:
     return simulate(schedule)
 
 
-def _judge_one_f_one_b(one_f_one_b: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_one_f_one_b(one_f_one_b: Callable[..., Any], show: Show) -> str:
     orders = [list(ask(one_f_one_b, device, DEVICES, MICROBATCHES)) for device in range(DEVICES)]
     timeline = _timeline(orders, is_split=False)
     peaks, wanted = (
         timeline.peak_memory(),
         simulate(one_forward_one_backward(DEVICES, MICROBATCHES)),
     )
-    drawn = draw_timeline(timeline, "yours")
+    show(draw_timeline(timeline, "yours"))
     if peaks[0] > DEVICES:
         raise WrongAnswer(
             f"It runs, but device 0 holds {peaks[0]} microbatches; 1F1B holds {DEVICES}: start no "
-            "more forwards than there are devices behind.",
-            drawn,
+            "more forwards than there are devices behind."
         )
     if any(peak > most for peak, most in zip(peaks, wanted.peak_memory(), strict=True)):
         raise WrongAnswer(
             f"The devices hold {', '.join(map(str, peaks))} microbatches; wanted "
-            f"{', '.join(map(str, wanted.peak_memory()))}.",
-            drawn,
+            f"{', '.join(map(str, wanted.peak_memory()))}."
         )
     if timeline.makespan > wanted.makespan:
         raise WrongAnswer(
             f"It runs in little memory, but takes {float(timeline.makespan):g}; wanted "
-            f"{float(wanted.makespan):g}.",
-            drawn,
+            f"{float(wanted.makespan):g}."
         )
-    return f"Right: it ends at {float(timeline.makespan):g} and holds 4, 3, 2, 1.", drawn
+    return f"Right: it ends at {float(timeline.makespan):g} and holds 4, 3, 2, 1."
 
 
-def _judge_beat(beat: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_beat(beat: Callable[..., Any], show: Show) -> str:
     orders = [list(ask(beat, device, DEVICES, MICROBATCHES)) for device in range(DEVICES)]
     timeline = _timeline(orders, is_split=True)
-    drawn = draw_timeline(timeline, "yours")
+    show(draw_timeline(timeline, "yours"))
     plain = simulate(one_forward_one_backward(DEVICES, MICROBATCHES))
     target = simulate(zero_bubble_h1(DEVICES, MICROBATCHES)).makespan
     most = max(timeline.peak_memory())
     if most > DEVICES:
         raise WrongAnswer(
-            f"A device holds the activations of {most} microbatches; the memory is for {DEVICES}.",
-            drawn,
+            f"A device holds the activations of {most} microbatches; the memory is for {DEVICES}."
         )
     if timeline.makespan >= plain.makespan:
         raise WrongAnswer(
             f"It ends at {float(timeline.makespan):g}, no earlier than 1F1B "
-            f"({float(plain.makespan):g}): weight gradients can wait until a device would idle.",
-            drawn,
+            f"({float(plain.makespan):g}): weight gradients can wait until a device would idle."
         )
     if timeline.makespan > target:
         raise WrongAnswer(
             f"It ends at {float(timeline.makespan):g} and beats 1F1B; {float(target):g} is "
-            "possible in the same memory.",
-            drawn,
+            "possible in the same memory."
         )
-    return f"Right: it ends at {float(timeline.makespan):g} instead of 33.", drawn
+    return f"Right: it ends at {float(timeline.makespan):g} instead of 33."
 
 
-def _judge_microbatches(microbatches_for: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_microbatches(microbatches_for: Callable[..., Any], show: Show) -> str:
     devices = [2, 4, 8, 16]
     most = Fraction(1, 10)
     got = [ask_number(microbatches_for, p, most) for p in devices]
@@ -199,20 +194,19 @@ def _judge_microbatches(microbatches_for: Callable[..., Any]) -> tuple[str, Draw
     drawn = draw_lines(
         devices, got, wanted, xlabel="devices", ylabel="microbatches for a bubble of 10%"
     )
+    show(drawn)
     for p, m in zip(devices, got, strict=True):
         if m != int(m) or m < 1:
-            raise WrongAnswer(f"{p} devices: {m:g} is no number of microbatches.", drawn)
+            raise WrongAnswer(f"{p} devices: {m:g} is no number of microbatches.")
         bubble = float(simulate(gpipe(p, int(m))).bubble) if m <= 10_000 else 0.0
         if bubble > most + 1e-12:
-            raise WrongAnswer(
-                f"{p} devices: {m:g} microbatches leave a bubble of {bubble:.1%}.", drawn
-            )
+            raise WrongAnswer(f"{p} devices: {m:g} microbatches leave a bubble of {bubble:.1%}.")
         if m > 1 and (p - 1) / (m - 1 + p - 1) <= most:
-            raise WrongAnswer(f"{p} devices: fewer than {m:g} microbatches do.", drawn)
+            raise WrongAnswer(f"{p} devices: fewer than {m:g} microbatches do.")
     odd = ask_number(microbatches_for, 5, Fraction(3, 10))
     if odd != 10:
-        raise WrongAnswer(f"5 devices, at most 30%: {odd:g}; 10 are the fewest (28.6%).", drawn)
-    return "Right: m >= (p-1)(1-b)/b, rounded up.", drawn
+        raise WrongAnswer(f"5 devices, at most 30%: {odd:g}; 10 are the fewest (28.6%).")
+    return "Right: m >= (p-1)(1-b)/b, rounded up."
 
 
 OUTLINE = Outline(

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from toolkit.lab.lessons.drawing import draw_bars
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -97,7 +97,7 @@ def ran_own(order: Callable[..., Any]) -> str:
     try:
         return ran(schedule_from(order))
     except WrongAnswer as wrong:
-        return wrong.words
+        return str(wrong)
 
 
 def _ticks() -> Answer:
@@ -147,8 +147,7 @@ def _variant(
     return found
 
 
-def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
-    drawn: Draw | None = None
+def _judge_ticks(ticks: Callable[..., Any], show: Show) -> str:
     for schedule in (one_forward_one_backward(4, 6), gpipe(3, 4)):
         orders = orders_of(schedule)
         wanted = {
@@ -166,7 +165,7 @@ def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
             for times in (got, wanted)
         ]  # fmt: skip
         names = [f"device {device}" for device in range(schedule.devices)]
-        drawn = draw_bars(names, *ends, xlabel=f"ticks until its last task, {schedule.name}")
+        show(draw_bars(names, *ends, xlabel=f"ticks until its last task, {schedule.name}"))
         if got == wanted:
             continue
         for made, reason in (
@@ -180,19 +179,18 @@ def _judge_ticks(ticks: Callable[..., Any]) -> tuple[str, Draw]:
              "next one."),
         ):  # fmt: skip
             if got == made:
-                raise WrongAnswer(reason, drawn)
+                raise WrongAnswer(reason)
         if {task: tick - 1 for task, tick in got.items()} == wanted:
-            raise WrongAnswer("Ticks are counted from 0.", drawn)
+            raise WrongAnswer("Ticks are counted from 0.")
         task = min((task for task in wanted if got[task] != wanted[task]), key=wanted.__getitem__)
         kind, i, device = task
         raise WrongAnswer(
-            f"{kind}{i} on device {device} is in tick {wanted[task]}, not in {got[task]}.", drawn
+            f"{kind}{i} on device {device} is in tick {wanted[task]}, not in {got[task]}."
         )
-    assert drawn is not None
-    return "Right: that is how the executor lays a schedule out.", drawn
+    return "Right: that is how the executor lays a schedule out."
 
 
-def _judge_places(places: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_places(places: Callable[..., Any], show: Show) -> str:
     schedules = [one_forward_one_backward(4, 9), gpipe(4, 9)]
     names, got, wanted = [], [], []
     for schedule in schedules:
@@ -200,38 +198,34 @@ def _judge_places(places: Callable[..., Any]) -> tuple[str, Draw]:
             names.append(f"{schedule.name}, device {device}")
             got.append(ask_number(places, list(order)))
             wanted.append(schedule.peak_activations[device])
-    drawn = draw_bars(names, got, wanted, xlabel="places")
+    show(draw_bars(names, got, wanted, xlabel="places"))
     if got == wanted:
-        return "Right: 1F1B needs as many as there are devices behind, whatever it is fed.", drawn
+        return "Right: 1F1B needs as many as there are devices behind, whatever it is fed."
     if got == [9.0] * len(got):
-        raise WrongAnswer("That is every microbatch; a backward frees a place.", drawn)
+        raise WrongAnswer("That is every microbatch; a backward frees a place.")
     if got == [most - 1 for most in wanted]:
-        raise WrongAnswer(
-            "One too few: the place is free after the backward, not when it starts.", drawn
-        )
+        raise WrongAnswer("One too few: the place is free after the backward, not when it starts.")
     name, a, b = next(row for row in zip(names, got, wanted, strict=True) if row[1] != row[2])
-    raise WrongAnswer(f"{name} holds up to {b}, not {a:g}.", drawn)
+    raise WrongAnswer(f"{name} holds up to {b}, not {a:g}.")
 
 
-def _judge_early(early: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_early(early: Callable[..., Any], show: Show) -> str:
     schedule = schedule_from(early)
     timeline = simulate(schedule, HOP)
     plain = simulate(one_forward_one_backward(DEVICES, MICROBATCHES), HOP).makespan
     target = simulate(eager(DEVICES, MICROBATCHES), HOP).makespan
-    drawn, end = draw_timeline(timeline, "yours"), float(timeline.makespan)
+    show(draw_timeline(timeline, "yours"))
+    end = float(timeline.makespan)
     if (most := max(schedule.peak_activations)) > MOST_HELD:
-        raise WrongAnswer(f"A device holds {most} activations; {MOST_HELD} fit.", drawn)
+        raise WrongAnswer(f"A device holds {most} activations; {MOST_HELD} fit.")
     if timeline.makespan >= plain:
         raise WrongAnswer(
             f"It ends at {end:g}, and 1F1B at {float(plain):g}: its devices still wait for "
-            "messages in every round. Start forwards earlier.",
-            drawn,
+            "messages in every round. Start forwards earlier."
         )
     if timeline.makespan > target:
-        raise WrongAnswer(
-            f"It ends at {end:g}, earlier than 1F1B; {float(target):g} is possible.", drawn
-        )
-    return f"Right: it ends at {end:g} instead of {float(plain):g}.", drawn
+        raise WrongAnswer(f"It ends at {end:g}, earlier than 1F1B; {float(target):g} is possible.")
+    return f"Right: it ends at {end:g} instead of {float(plain):g}."
 
 
 def eager(devices: int, microbatches: int) -> Schedule:

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 from toolkit.lab.lessons.drawing import draw_lines, draw_matrices
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     are_close,
     ask,
@@ -81,61 +81,57 @@ def _more_devices() -> Answer:
     return Answer("nearly the same", words)
 
 
-def _judge_ring_bytes(ring_bytes: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_ring_bytes(ring_bytes: Callable[..., Any], show: Show) -> str:
     devices = [1, 2, 4, 8, 64]
     got = [ask_number(ring_bytes, n, 1000.0) for n in devices]
     wanted = [2 * (n - 1) / n * 1000 for n in devices]
-    drawn = draw_lines(devices, got, wanted, xlabel="devices", ylabel="bytes sent of 1,000")
+    show(draw_lines(devices, got, wanted, xlabel="devices", ylabel="bytes sent of 1,000"))
     if got[0] != 0:
-        raise WrongAnswer(f"One device has nobody to send to; yours sends {got[0]:g}.", drawn)
+        raise WrongAnswer(f"One device has nobody to send to; yours sends {got[0]:g}.")
     if are_close(got, [half / 2 for half in wanted]):
         raise WrongAnswer(
-            "Half: that adds the parts up (reduce-scatter), but nobody learns the whole sum.", drawn
+            "Half: that adds the parts up (reduce-scatter), but nobody learns the whole sum."
         )
     if got[-1] > 2000:
         raise WrongAnswer(
             f"With 64 devices yours sends {got[-1] / 1000:.3g} times the array; in parts, less "
-            "than twice is enough.",
-            drawn,
+            "than twice is enough."
         )
     if not are_close(got, wanted):
-        raise WrongAnswer(f"For 8 devices: {got[3]:g}; wanted {wanted[3]:g}.", drawn)
-    return "Right: 2 (n-1)/n of the array.", drawn
+        raise WrongAnswer(f"For 8 devices: {got[3]:g}; wanted {wanted[3]:g}.")
+    return "Right: 2 (n-1)/n of the array."
 
 
-def _judge_ring_all_reduce(ring_all_reduce: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_ring_all_reduce(ring_all_reduce: Callable[..., Any], show: Show) -> str:
     x = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (DEVICES, ENTRIES)), jnp.float32)
     got = ask(ask(on_the_ring, ring_all_reduce), x)
     if got.shape != x.shape:
         raise WrongAnswer(f"A device returns {list(got.shape[1:])}; wanted [{ENTRIES}].")
     got, wanted = np.asarray(got), np.tile(np.asarray(x).sum(0), (DEVICES, 1))
-    drawn = draw_matrices(got, wanted, xlabel="entry", ylabel="device", title="the sum, everywhere")
+    show(draw_matrices(got, wanted, xlabel="entry", ylabel="device", title="the sum, everywhere"))
     right = got == wanted
     if not right.all():
         parts = right.reshape(DEVICES, DEVICES, -1).all(axis=2).sum(axis=1)
         if (parts == 1).all():
             raise WrongAnswer(
                 "Every device has one part of the sum: that is a reduce-scatter, the first half. "
-                "Now hand the parts round, by ring.hand_round.",
-                drawn,
+                "Now hand the parts round, by ring.hand_round."
             )
         raise WrongAnswer(
             "Of the eight parts of the sum, the devices have "
-            f"{', '.join(map(str, parts))} right; wanted 8 each.",
-            drawn,
+            f"{', '.join(map(str, parts))} right; wanted 8 each."
         )
     total, messages, kinds = sent_by(ring_all_reduce)
     if kinds != {"collective-permute"}:
         others = ", ".join(sorted(kinds - {"collective-permute"}))
-        raise WrongAnswer(f"Right, but it uses {others}; write it with ppermute alone.", drawn)
+        raise WrongAnswer(f"Right, but it uses {others}; write it with ppermute alone.")
     least = 2 * (DEVICES - 1) / DEVICES * ENTRIES * 4
     if total > least * 1.01:
         raise WrongAnswer(
             f"The sum is right, but a device sends {total / (4 * ENTRIES):.3g} times its array; "
-            f"{least / (4 * ENTRIES):.3g} times is enough: send an eighth at a time.",
-            drawn,
+            f"{least / (4 * ENTRIES):.3g} times is enough: send an eighth at a time."
         )
-    return f"Right: {total:.0f} bytes in {messages} messages, the least that is possible.", drawn
+    return f"Right: {total:.0f} bytes in {messages} messages, the least that is possible."
 
 
 OUTLINE = Outline(

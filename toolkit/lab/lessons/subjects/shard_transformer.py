@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 from toolkit.lab.lessons.drawing import draw_bars, draw_matrices
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_array,
@@ -148,7 +148,7 @@ def _backward() -> Answer:
     return Answer(truth, words)
 
 
-def _judge_megatron(megatron: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_megatron(megatron: Callable[..., Any], show: Show) -> str:
     layout = ask(megatron)
     if not isinstance(layout, dict) or set(layout) != set(SHAPES):
         raise WrongAnswer(f"Wanted a dict of PartitionSpecs with the keys {', '.join(SHAPES)}.")
@@ -164,27 +164,25 @@ def _judge_megatron(megatron: Callable[..., Any]) -> tuple[str, Draw]:
     sent = sum(each.total_bytes_sent for each in found) / 1024
     quarters = [math.prod(shape) / 1024 for shape in SHAPES.values()]
     wanted = sent_between_models(_forward()) / 1024
-    drawn = draw_bars(
+    show(draw_bars(
         [*(f"{name}, held" for name in stored), "sent"], [*stored.values(), sent],
         [*quarters, wanted], xlabel="KiB per device",
-    )  # fmt: skip
+    ))  # fmt: skip
     for (name, kib), quarter in zip(stored.items(), quarters, strict=True):
         if kib > quarter:
             raise WrongAnswer(
-                f"{name}: every device holds {kib:g} KiB; a quarter of it is {quarter:g} KiB.",
-                drawn,
+                f"{name}: every device holds {kib:g} KiB; a quarter of it is {quarter:g} KiB."
             )
     kinds = [each.kind for each in found for _ in range(each.count)]
     if kinds != ["all-reduce"] * 2 or sent > wanted:
         raise WrongAnswer(
             f"It runs, but sends {sent:.3g} KiB per device ({', '.join(kinds)}); two all-reduces "
-            f"with {wanted:g} KiB are enough. Where does a product sum over what is cut?",
-            drawn,
+            f"with {wanted:g} KiB are enough. Where does a product sum over what is cut?"
         )
-    return f"Right: two all-reduces, {sent:g} KiB per device, a quarter of every weight.", drawn
+    return f"Right: two all-reduces, {sent:g} KiB per device, a quarter of every weight."
 
 
-def _judge_feed_forward(feed_forward: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_feed_forward(feed_forward: Callable[..., Any], show: Show) -> str:
     mesh = mesh_of(model=4, data=2)
     random = np.random.default_rng(0)
     x, up, down, bias = (
@@ -205,31 +203,29 @@ def _judge_feed_forward(feed_forward: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_matrices(
         each[0], wanted, xlabel="channel", ylabel="token, on device 0", title="wanted"
     )
+    show(drawn)
     if not np.allclose(each, wanted, atol=1e-4):
         if np.allclose(each - wanted, 3 * np.asarray(bias), atol=1e-4):
             raise WrongAnswer(
-                "The bias is in the sum four times: every device adds it before they are summed.",
-                drawn,
+                "The bias is in the sum four times: every device adds it before they are summed."
             )
         if not np.allclose(each, each[:1], atol=1e-4):
             raise WrongAnswer(
                 "The devices end with different numbers: each has the sum over its own hidden "
-                "columns only.",
-                drawn,
+                "columns only."
             )
         gap = np.abs(each - wanted).max()
-        raise WrongAnswer(f"All devices agree, but are off by up to {gap:.2g}.", drawn)
+        raise WrongAnswer(f"All devices agree, but are off by up to {gap:.2g}.")
     found = collectives(compiled)
     kinds = [collective.kind for collective in found for _ in range(collective.count)]
     if kinds != ["all-reduce"] or sum(collective.bytes for collective in found) > 16 * WIDTH * 4:
         raise WrongAnswer(
-            f"Right, but it needs {', '.join(kinds)}; one all-reduce of [tokens, width] is enough.",
-            drawn,
+            f"Right, but it needs {', '.join(kinds)}; one all-reduce of [tokens, width] is enough."
         )
-    return "Right: one all-reduce, and the bias once.", drawn
+    return "Right: one all-reduce, and the bias once."
 
 
-def _judge_projections(projections: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_projections(projections: Callable[..., Any], show: Show) -> str:
     random = np.random.default_rng(0)
     h = jnp.asarray(random.normal(size=(2, TIME, WIDTH)), jnp.float32)
     weights = {
@@ -252,17 +248,16 @@ def _judge_projections(projections: Callable[..., Any]) -> tuple[str, Draw]:
         for function in (projections, three_products)
     )
     target = 2 * sent_between_models(_forward()) / 1024
-    drawn = draw_bars(
+    show(draw_bars(
         ["three products", "yours"], [theirs, yours], [target, target],
         xlabel="KiB sent over 'model', forward and backward; wanted: at most",
-    )  # fmt: skip
+    ))  # fmt: skip
     if yours > target:
         raise WrongAnswer(
             f"The numbers are right, but forward and backward send {yours:.3g} KiB over 'model'; "
-            f"{target:g} are enough. How many gradients of h are summed?",
-            drawn,
+            f"{target:g} are enough. How many gradients of h are summed?"
         )
-    return f"Right: {yours:g} KiB instead of {theirs:g}: one gradient of h is summed.", drawn
+    return f"Right: {yours:g} KiB instead of {theirs:g}: one gradient of h is summed."
 
 
 OUTLINE = Outline(

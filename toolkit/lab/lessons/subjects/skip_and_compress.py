@@ -16,10 +16,10 @@ from toolkit.lab.latent.slice import sliced_layer, small_layers
 from toolkit.lab.lessons.drawing import draw_bars, draw_lines, draw_matrices, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_array,
@@ -121,7 +121,7 @@ def _skip_or_compress() -> Answer:
     return Answer(HEAVY, words, draw)
 
 
-def _judge_attend_selected(attend_selected: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_attend_selected(attend_selected: Callable[..., Any], show: Show) -> str:
     seen = trained()
     head = int(np.sort(seen.weights[:, -1])[:, -READ:].sum(1).argmin())  # whose mass is spread most
     q, k, v = seen.q[-1, head], seen.k[:, head], seen.v[:, head]
@@ -141,26 +141,27 @@ def _judge_attend_selected(attend_selected: Callable[..., Any]) -> tuple[str, Dr
     drawn = draw_lines(
         np.arange(len(out)), out, wanted, xlabel="value channel", ylabel="output of the head"
     )
+    show(drawn)
     if not (np.isfinite(out).all() and np.isfinite(mass)):
-        raise WrongAnswer("Something is not finite; is a score of a skipped token -inf?", drawn)
+        raise WrongAnswer("Something is not finite; is a score of a skipped token -inf?")
     if np.allclose(out, share * wanted, atol=1e-4):
         raise WrongAnswer(
-            f"The weights sum to {share:.2f}: divide by their sum over the selection.", drawn
+            f"The weights sum to {share:.2f}: divide by their sum over the selection."
         )
     if np.allclose(out, everything, atol=1e-4):
-        raise WrongAnswer("That is attention to all tokens; the mask selects 16.", drawn)
+        raise WrongAnswer("That is attention to all tokens; the mask selects 16.")
     if not np.allclose(out, wanted, atol=1e-4):
-        raise WrongAnswer("The output is not the softmax over the selected tokens alone.", drawn)
+        raise WrongAnswer("The output is not the softmax over the selected tokens alone.")
     if np.isclose(mass, mask.mean()):
-        raise WrongAnswer("That is the share of the tokens; the mass is their weights' sum.", drawn)
+        raise WrongAnswer("That is the share of the tokens; the mass is their weights' sum.")
     if not np.isclose(mass, share, atol=1e-4):
-        raise WrongAnswer(f"The mass is {mass:.3g}; these tokens hold {share:.3g}.", drawn)
+        raise WrongAnswer(f"The mass is {mass:.3g}; these tokens hold {share:.3g}.")
     if not np.isfinite(asked(100 * q)[0]).all():
-        raise WrongAnswer("With scores of some hundreds it overflows: subtract the largest.", drawn)
-    return f"Right: {READ} of {TOKENS} tokens hold {share:.0%} of this softmax.", drawn
+        raise WrongAnswer("With scores of some hundreds it overflows: subtract the largest.")
+    return f"Right: {READ} of {TOKENS} tokens hold {share:.0%} of this softmax."
 
 
-def _judge_page_bound(page_bound: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_page_bound(page_bound: Callable[..., Any], show: Show) -> str:
     seen, head = trained(), 1
     q, keys = seen.q[-1, head], seen.k[:, head]
     pages = keys.reshape(TOKENS // PAGE, PAGE, -1)
@@ -173,58 +174,54 @@ def _judge_page_bound(page_bound: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_bars(
         names, got.tolist(), wanted.tolist(), xlabel="upper bound of q · k in the page"
     )
+    show(drawn)
     low = np.flatnonzero(got < best - 1e-4)
     if len(low):
         n = low[0]
         raise WrongAnswer(
             f"No bound: a key among {names[n]} scores {best[n]:.2f}, and yours says at most "
-            f"{got[n]:.2f}. Which end of a channel's range is best where q is negative?",
-            drawn,
+            f"{got[n]:.2f}. Which end of a channel's range is best where q is negative?"
         )
     below = np.flatnonzero(got < wanted - 1e-4)
     if len(below):
         raise WrongAnswer(
             "True of these keys by luck: keys with the same largest and smallest numbers could "
-            f"score {wanted[below[0]]:.2f} among {names[below[0]]}, above yours.",
-            drawn,
+            f"score {wanted[below[0]]:.2f} among {names[below[0]]}, above yours."
         )
     if not np.allclose(got, wanted, atol=1e-3):
         n = int(np.argmax(got - wanted))
         raise WrongAnswer(
             f"Never too low, but looser than it needs to be: {got[n]:.2f} for {names[n]}, where "
-            f"{wanted[n]:.2f} is enough. Choose the better end channel by channel.",
-            drawn,
+            f"{wanted[n]:.2f} is enough. Choose the better end channel by channel."
         )
-    return "Right: the tightest bound that two vectors per page allow.", drawn
+    return "Right: the tightest bound that two vectors per page allow."
 
 
-def _judge_latent_scores(latent_scores: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_latent_scores(latent_scores: Callable[..., Any], show: Show) -> str:
     queries, _, latents, _, up, _ = projected()
     q, (size, heads, key) = queries[-1], up.shape
     got = ask_array(latent_scores, (heads, TOKENS), q, up, latents)
     keys = np.einsum("tr,rhk->thk", latents, up)
     wanted = np.einsum("hk,thk->ht", q, keys)
-    drawn = draw_matrices(got, wanted, xlabel="token", ylabel="head", title="with keys expanded")
+    show(draw_matrices(got, wanted, xlabel="token", ylabel="head", title="with keys expanded"))
     if not np.allclose(got, wanted, atol=1e-3):
-        raise WrongAnswer("These are not the scores of the expanded keys.", drawn)
+        raise WrongAnswer("These are not the scores of the expanded keys.")
     shapes = shapes_made(operations(latent_scores, *map(jnp.asarray, (q, up, latents))))
     largest = max((math.prod(shape) for shape in shapes), default=0)
     if largest >= keys.size:
         raise WrongAnswer(
             f"The scores are right, but an array of {largest:,} numbers is made, as large as all "
             f"keys; the target is {latents.size:,}, that of the latents: project the query, not "
-            "the tokens.",
-            drawn,
+            "the tokens."
         )
     times = keys.size * size / (size * heads * (key + TOKENS))
     return (
         f"Right: no key was made, with {times:.0f} times fewer multiplications than for expanding "
-        f"{TOKENS} tokens.",
-        drawn,
+        f"{TOKENS} tokens."
     )
 
 
-def _judge_best_basis(best_basis: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_best_basis(best_basis: Callable[..., Any], show: Show) -> str:
     config, weights, _, x = small_layers()[1]
     latents = np.asarray(calibration_latents(x[0], weights, config), np.float64)
     size = latents.shape[1]
@@ -238,22 +235,21 @@ def _judge_best_basis(best_basis: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_lines(
         np.arange(1, size + 1), got, wanted, xlabel="features kept, of 64", ylabel="energy kept, %"
     )
+    show(drawn)
     if not np.allclose(basis.T @ basis, np.eye(size), atol=1e-3):
         raise WrongAnswer(
             "Its columns are not orthogonal vectors of length 1: the norm of a latent, which the "
-            "layer divides by, would change.",
-            drawn,
+            "layer divides by, would change."
         )
     half, most = got[size // 2 - 1], wanted[size // 2 - 1]
     if np.allclose(100 - got[size // 2 - 1], wanted[size // 2 - 1], atol=0.5):
-        raise WrongAnswer("The last half holds nearly all: order by falling energy.", drawn)
+        raise WrongAnswer("The last half holds nearly all: order by falling energy.")
     if half < most - 0.1:
         raise WrongAnswer(
             f"The first half of the features keeps {half:.1f} % of the energy; {most:.1f} % is "
-            "possible.",
-            drawn,
+            "possible."
         )
-    return f"Right: half of the features keep {half:.1f} % of the energy.", drawn
+    return f"Right: half of the features keep {half:.1f} % of the energy."
 
 
 OUTLINE = Outline(

@@ -11,10 +11,10 @@ from toolkit.figures import look
 from toolkit.lab.lessons.drawing import draw_bars, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -120,7 +120,7 @@ _WRONG = {
 }
 
 
-def _judge_bound(bound: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_bound(bound: Callable[..., Any], show: Show) -> str:
     lopsided = Topology(
         "one way", tuple("0123"), 4,
         {(0, 1): Fraction(3), (1, 2): Fraction(2), (2, 3): Fraction(2), (3, 0): Fraction(4),
@@ -137,21 +137,21 @@ def _judge_bound(bound: Callable[..., Any]) -> tuple[str, Draw]:
         links = {link: float(rate) for link, rate in network.links.items()}
         got.append(ask_number(bound, dict(links), network.compute, set(inside)))
         wanted.append(_bound(links, network.compute, inside, ""))
-    drawn = draw_bars([name for name, *_ in cases], got, wanted, xlabel="GB/s")
+    show(draw_bars([name for name, *_ in cases], got, wanted, xlabel="GB/s"))
     if all(abs(a - b) < 1e-6 * b for a, b in zip(got, wanted, strict=True)):
-        return "Right: no schedule moves more over these sets.", drawn
+        return "Right: no schedule moves more over these sets."
     for wrong, reason in _WRONG.items():
         values = [
             _bound({k: float(v) for k, v in n.links.items()}, n.compute, s, wrong)
             for _, n, s in cases
         ]
         if all(abs(a - b) < 1e-6 * abs(b) for a, b in zip(got, values, strict=True)):
-            raise WrongAnswer(reason, drawn)
+            raise WrongAnswer(reason)
     at = next(i for i, (a, b) in enumerate(zip(got, wanted, strict=True)) if abs(a - b) >= 1e-6 * b)
-    raise WrongAnswer(f"Of {cases[at][0]} it is {wanted[at]:g} GB/s, not {got[at]:g}.", drawn)
+    raise WrongAnswer(f"Of {cases[at][0]} it is {wanted[at]:g} GB/s, not {got[at]:g}.")
 
 
-def _judge_find_cut(find_cut: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_find_cut(find_cut: Callable[..., Any], show: Show) -> str:
     found, best, names = [], [], []
     reason = ""
     for network in (mesh(2, 3), bridged(), leaf_spine(2, 3, 1)):
@@ -183,13 +183,13 @@ def _judge_find_cut(find_cut: Callable[..., Any]) -> tuple[str, Draw]:
                 reason += " Switches can be inside too."
             elif count == 1 or len(others) == 1:
                 reason += " Sets of one rank, or of all but one, are not the only ones."
-    drawn = draw_bars(names, found, best, xlabel="GB/s that the set allows")
+    show(draw_bars(names, found, best, xlabel="GB/s that the set allows"))
     if reason:
-        raise WrongAnswer(reason, drawn)
-    return "Right: three proofs that no schedule is faster.", drawn
+        raise WrongAnswer(reason)
+    return "Right: three proofs that no schedule is faster."
 
 
-def _judge_tree(tree: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_tree(tree: Callable[..., Any], show: Show) -> str:
     network, ranks = torus(SIDE, SIDE), SIDE * SIDE
     trees, loads = [], Counter[tuple[int, int]]()
     for root in range(ranks):
@@ -216,10 +216,10 @@ def _judge_tree(tree: Callable[..., Any]) -> tuple[str, Draw]:
         for way in DIRECTIONS.values()
     ]
     names = [f"links that lead {way}" for way in DIRECTIONS]
-    drawn = draw_bars(names, by_way, [2] * 4, xlabel="trees on the fullest of them")
+    show(draw_bars(names, by_way, [2] * 4, xlabel="trees on the fullest of them"))
     if forest.rate == optimum(network).rate:
         steps = f" in {forest.height} steps" if forest.height == 2 else ""
-        return f"Right: {forest.rate} GB/s{steps}, the optimum; no link has more than 2.", drawn
+        return f"Right: {forest.rate} GB/s{steps}, the optimum; no link has more than 2."
     reason = f"Every part arrives, at {float(forest.rate):.3g} GB/s; 4.5 are possible."
     if by_way[0] + by_way[1] != by_way[2] + by_way[3]:
         reason += " Rows and columns are not equally busy: not all corners by the same way."
@@ -227,7 +227,7 @@ def _judge_tree(tree: Callable[..., Any]) -> tuple[str, Draw]:
         reason += " Some directions do more than others: use each of the four twice per tree."
     else:
         reason += " The trees of different roots meet on some links: move one tree to all roots."
-    raise WrongAnswer(reason, drawn)
+    raise WrongAnswer(reason)
 
 
 def _edges(value: Any, root: int) -> list[tuple[int, int]]:

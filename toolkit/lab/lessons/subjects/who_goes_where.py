@@ -14,10 +14,10 @@ from toolkit.lab.experts.small_mixture import CHOSEN, EXPERTS, held_out_logits, 
 from toolkit.lab.lessons.drawing import draw_bars, draw_matrices, mark_guess
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_array,
@@ -139,7 +139,7 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def _judge_route(function: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_route(function: Callable[..., Any], show: Show) -> str:
     logits = held_out_logits("plain")[1, :TOKENS]
     bias = levelling("plain", 2, RATE).bias[-1]
 
@@ -160,26 +160,25 @@ def _judge_route(function: Callable[..., Any]) -> tuple[str, Draw]:
     routing = route(jnp.asarray(logits), CHOSEN, choice_bias=jnp.asarray(bias), scale=SCALE, **how)
     wanted = _dense(np.asarray(routing.experts), np.asarray(routing.weights))
     got = asked(bias)
-    drawn = draw_matrices(got, wanted, xlabel="expert", ylabel="token")
+    show(draw_matrices(got, wanted, xlabel="expert", ylabel="token"))
     near: dict[str, Any] = {"atol": 1e-4}
     if not np.allclose(got, wanted, **near):
         for changes, reason in _WRONG:
             if np.allclose(got, _variant(logits, bias, **changes), **near):
-                raise WrongAnswer(reason, drawn)
+                raise WrongAnswer(reason)
         others = ((got > 0) != (wanted > 0)).any(1).sum()
         if others:
-            raise WrongAnswer(f"{others} of {TOKENS} tokens go to other experts.", drawn)
-        raise WrongAnswer("The experts are right, their weights are not.", drawn)
+            raise WrongAnswer(f"{others} of {TOKENS} tokens go to other experts.")
+        raise WrongAnswer("The experts are right, their weights are not.")
     if not np.allclose(asked(bias - 2), wanted, **near):
         raise WrongAnswer(
             "Right for this bias. But 2 less for every expert must change nothing, and does: an "
-            "expert outside of the chosen groups needs -inf, not 0, where scores are negative.",
-            drawn,
+            "expert outside of the chosen groups needs -inf, not 0, where scores are negative."
         )
-    return f"Right: the router of DeepSeek-V3, on {TOKENS} bytes and {EXPERTS} experts.", drawn
+    return f"Right: the router of DeepSeek-V3, on {TOKENS} bytes and {EXPERTS} experts."
 
 
-def _judge_kept(kept: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_kept(kept: Callable[..., Any], show: Show) -> str:
     logits = held_out_logits("plain")[1, : 2 * TOKENS]
     experts = np.argsort(-logits, axis=1, kind="stable")[:, :CHOSEN]
     even = experts.size // EXPERTS
@@ -190,27 +189,23 @@ def _judge_kept(kept: Callable[..., Any]) -> tuple[str, Draw]:
     got = got.astype(bool)
     counts = [np.bincount(experts[mask], minlength=EXPERTS).tolist() for mask in (got, wanted)]
     names = [f"expert {expert + 1}" for expert in range(EXPERTS)]
-    drawn = draw_bars(names, counts[0], counts[1], xlabel=f"pairs kept, of {slots} slots")
+    show(draw_bars(names, counts[0], counts[1], xlabel=f"pairs kept, of {slots} slots"))
     most, least = max(counts[0]), min(np.subtract(counts[0], counts[1]))
     if most > slots:
-        raise WrongAnswer(f"An expert with {slots} slots keeps {most} pairs.", drawn)
+        raise WrongAnswer(f"An expert with {slots} slots keeps {most} pairs.")
     if least < 0:
-        raise WrongAnswer("An expert drops pairs while it has free slots.", drawn)
+        raise WrongAnswer("An expert drops pairs while it has free slots.")
     if (got != wanted).any():
         later = np.flatnonzero((got & ~wanted).any(1))
         raise WrongAnswer(
             f"As many as wanted, but not the first: token {later[0]} is kept, and a token before "
-            "it that chose the same expert is not. A token must not depend on later ones.",
-            drawn,
+            "it that chose the same expert is not. A token must not depend on later ones."
         )
     lost = (~wanted).sum()
-    return (
-        f"Right: {lost} of {wanted.size} pairs are dropped at {even} slots, an even load.",
-        drawn,
-    )
+    return f"Right: {lost} of {wanted.size} pairs are dropped at {even} slots, an even load."
 
 
-def _judge_next_bias(next_bias: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_next_bias(next_bias: Callable[..., Any], show: Show) -> str:
     logits, bias = held_out_logits("plain")[1], levelling("plain", 2, RATE).bias[5]
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, :CHOSEN].reshape(8, -1)
     loads = np.stack([np.bincount(part, minlength=EXPERTS) for part in chosen])
@@ -218,13 +213,13 @@ def _judge_next_bias(next_bias: Callable[..., Any]) -> tuple[str, Draw]:
     change = np.sign(total.mean() - total)
     got = ask_array(next_bias, bias.shape, bias.copy(), loads.copy(), RATE)
     names = [f"expert {expert + 1}" for expert in range(EXPERTS)]
-    drawn = draw_bars(
+    show(draw_bars(
         names, (1000 * (got - bias)).tolist(), (1000 * RATE * change).tolist(),
         xlabel="change of the bias, thousandths",
-    )  # fmt: skip
+    ))  # fmt: skip
     near: dict[str, Any] = {"atol": 1e-6}
     if np.allclose(got, bias + RATE * change, **near):
-        return "Right: full experts lose, empty ones gain, all by the same step.", drawn
+        return "Right: full experts lose, empty ones gain, all by the same step."
     each = np.sign(loads.mean(1, keepdims=True) - loads)
     for wrong, reason in (
         (bias - RATE * change, "Full experts gain: the sign is the wrong way round."),
@@ -234,8 +229,8 @@ def _judge_next_bias(next_bias: Callable[..., Any]) -> tuple[str, Draw]:
         (bias + RATE * (total.mean() - total), "Wanted is the sign alone, not the difference."),
     ):
         if np.allclose(got, wrong, **near):
-            raise WrongAnswer(reason, drawn)
-    raise WrongAnswer("The change is not the rate times a sign.", drawn)
+            raise WrongAnswer(reason)
+    raise WrongAnswer("The change is not the rate times a sign.")
 
 
 OUTLINE = Outline(

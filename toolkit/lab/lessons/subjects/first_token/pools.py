@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from toolkit.lab.lessons.drawing import draw_matrices
-from toolkit.lab.lessons.outline import Draw, WrongAnswer, ask_array
+from toolkit.lab.lessons.outline import Show, WrongAnswer, ask_array
 from toolkit.looped import (
     LoopedCache,
     LoopedConfig,
@@ -70,22 +70,19 @@ class Machines:
         return self._tokens.tolist()
 
 
-def judge_pools(pools: Callable[..., Any]) -> tuple[str, Draw]:
+def judge_pools(pools: Callable[..., Any], show: Show) -> str:
     """Run the learner's two pools on prompts; refuse texts other than those of one machine."""
     machines = Machines()
     acts = machines.read, machines.send, machines.insert, machines.step
     texts = ask_array(pools, (len(PROMPTS), WRITTEN), list(PROMPTS), WRITTEN, *acts)
     tokens, lengths = pad_prompts(PROMPTS)
     wanted = np.asarray(generate(machines.model, tokens, WRITTEN, lengths=lengths))
-    drawn = draw_matrices(texts, wanted, xlabel="token", ylabel="request", title="alone")
+    show(draw_matrices(texts, wanted, xlabel="token", ylabel="request", title="alone"))
     if machines.reads > len(PROMPTS):
         raise WrongAnswer(f"{machines.reads} prompts were read; the cache is there to go on from.")
     if (texts[:, :-1] == wanted[:, 1:]).all():
-        raise WrongAnswer("The first token is missing: reading the prompt gives it.", drawn)
+        raise WrongAnswer("The first token is missing: reading the prompt gives it.")
     if not (texts == wanted).all():
-        raise WrongAnswer("These are not the texts that each prompt gets alone.", drawn)
+        raise WrongAnswer("These are not the texts that each prompt gets alone.")
     size = len(PROMPTS) * cache_bytes_per_sequence(machines.model.config, CAPACITY)
-    return (
-        f"Right: {len(PROMPTS)} caches, {size:,} bytes, were sent; the texts are the same.",
-        drawn,
-    )
+    return f"Right: {len(PROMPTS)} caches, {size:,} bytes, were sent; the texts are the same."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.lab.lessons.drawing import draw_bars
-from toolkit.lab.lessons.outline import Draw, WrongAnswer, ask
+from toolkit.lab.lessons.outline import Show, WrongAnswer, ask
 from toolkit.serving import Instance, Iteration, Job, Scheduler, TracedRequest, simulate
 
 SLOTS, BUDGET = 4, 64
@@ -92,20 +92,18 @@ class _Yours(Scheduler):
             raise WrongAnswer(f"{total} tokens in a turn of {BUDGET}: rows count, too.")
 
 
-def judge_plan(plan: Callable[..., Any]) -> tuple[str, Draw]:
+def judge_plan(plan: Callable[..., Any], show: Show) -> str:
     """Race the learner's scheduler against first come, first served and the oracle."""
     yours, first = race(_Yours(plan)), race(Scheduler(BUDGET))
     oracle = race(Scheduler(BUDGET, order=lambda job: (job.output, job.number)))
     names = ["first come, first served", "yours", "oracle"]
-    drawn = draw_bars(names, [first, yours, oracle], [oracle] * 3, xlabel="mean seconds to the end")
+    show(draw_bars(names, [first, yours, oracle], [oracle] * 3, xlabel="mean seconds to the end"))
     if yours > FASTER * first:
         raise WrongAnswer(
             f"It runs, in {yours:.2f} s on average; first come, first served takes {first:.2f}, an "
-            f"oracle {oracle:.2f}. Which of the waiting frees its slot soonest?",
-            drawn,
+            f"oracle {oracle:.2f}. Which of the waiting frees its slot soonest?"
         )
     return (
         f"Right: {yours:.2f} s on average instead of {first:.2f}; an oracle that knows every "
-        f"length takes {oracle:.2f}.",
-        drawn,
+        f"length takes {oracle:.2f}."
     )

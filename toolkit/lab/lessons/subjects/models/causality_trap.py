@@ -10,10 +10,10 @@ from toolkit.figures import ACCENT, look
 from toolkit.lab.lessons.drawing import draw_bars, draw_matrices
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_array,
@@ -119,7 +119,7 @@ MODELS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], bool]] = {
 """Model -> whether it sees the future."""
 
 
-def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_sees_future(sees_future: Callable[..., Any], show: Show) -> str:
     answers = [ask(sees_future, model, text()) for model, _ in MODELS.values()]
     for answer in answers:
         if not isinstance(answer, bool | np.bool_):
@@ -128,16 +128,15 @@ def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
                 "missing?"
             )
     truth = [sees for _, sees in MODELS.values()]
-    drawn = draw_bars(
+    show(draw_bars(
         list(MODELS), [float(s) for s in answers], [float(t) for t in truth],
         xlabel="sees the future: 1, is causal: 0",
-    )  # fmt: skip
+    ))  # fmt: skip
     for name, mine, sees in zip(MODELS, answers, truth, strict=True):
         if mine and not sees:
             raise WrongAnswer(
                 f"“{name}” is causal, and yours says that it sees the future. An output may well "
-                "change where its own token does.",
-                drawn,
+                "change where its own token does."
             )
         if sees and not mine:
             why = {
@@ -146,8 +145,8 @@ def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
                 "first chunk without mask": "Change tokens at every place, not at the end only.",
                 "a faint leak of the mean": "A thousandth is a leak: the past is to be equal.",
             }.get(name, "Change a token and look at the outputs before it.")
-            raise WrongAnswer(f"“{name}” sees the future, and yours does not notice. {why}", drawn)
-    return "Right: all five leaks are found, and no causal model is blamed.", drawn
+            raise WrongAnswer(f"“{name}” sees the future, and yours does not notice. {why}")
+    return "Right: all five leaks are found, and no causal model is blamed."
 
 
 def _one_state(x: np.ndarray) -> np.ndarray:
@@ -160,7 +159,7 @@ def _one_state(x: np.ndarray) -> np.ndarray:
     return np.stack(rows)
 
 
-def _judge_decode(decode: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_decode(decode: Callable[..., Any], show: Show) -> str:
     x, rows = text(), []
     states: Any = [EMPTY] * LOOPS
     for x_t in x:
@@ -175,23 +174,22 @@ def _judge_decode(decode: Callable[..., Any]) -> tuple[str, Draw]:
     drawn = draw_matrices(
         got.T, wanted.T, xlabel="token", ylabel="channel", title="all tokens at once"
     )
+    show(drawn)
     if not np.allclose(got, wanted, atol=1e-9):
         if not any(np.any(state) for state in states):
-            raise WrongAnswer("The states come back empty: nothing is remembered.", drawn)
+            raise WrongAnswer("The states come back empty: nothing is remembered.")
         if np.allclose(got, looped(x, 1, carries_state=False)):
-            raise WrongAnswer("That is one loop; there is a state for each of three.", drawn)
+            raise WrongAnswer("That is one loop; there is a state for each of three.")
         if np.allclose(got, _one_state(x), atol=1e-9):
             raise WrongAnswer(
                 "That is one state for all loops: the second loop reads what the first has just "
-                "written. Every loop has its own.",
-                drawn,
+                "written. Every loop has its own."
             )
         first = int(np.argmax(np.abs(got - wanted).max(axis=1) > 1e-9)) + 1
         raise WrongAnswer(
-            f"From token {first} on it is not what the model computes from all tokens at once.",
-            drawn,
+            f"From token {first} on it is not what the model computes from all tokens at once."
         )
-    return "Right: one state per loop, and writing is what training was.", drawn
+    return "Right: one state per loop, and writing is what training was."
 
 
 OUTLINE = Outline(

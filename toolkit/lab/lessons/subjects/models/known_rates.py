@@ -13,6 +13,7 @@ from toolkit.lab.lessons.outline import (
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask_number,
 )
@@ -77,8 +78,8 @@ PROBLEMS = {
 }
 
 
-def _judge_search_rate(search_rate: Callable[..., Any]) -> tuple[str, Draw]:
-    worst, drawn = 0.0, None
+def _judge_search_rate(search_rate: Callable[..., Any], show: Show) -> str:
+    worst = 0.0
     for name, problem in PROBLEMS.items():
         tried: list[float] = []
 
@@ -90,13 +91,12 @@ def _judge_search_rate(search_rate: Callable[..., Any]) -> tuple[str, Draw]:
 
         found = ask_number(search_rate, loss, LOW, HIGH, TRIES)
         rates, losses = _curve(problem, 200)
-        drawn = _tries(name, rates, losses, problem, tried, found)
+        show(_tries(name, rates, losses, problem, tried, found))
         ratio = loss_at(problem, found, 200) / losses.min()
         if not np.isfinite(ratio):
             raise WrongAnswer(
                 f"“{name}”: at the rate {found:.3g} it diverges. Infinite losses are answers too: "
-                "the best rate lies below.",
-                drawn,
+                "the best rate lies below."
             )
         if ratio > MOST:
             inside = sum(rate < rates[losses.argmin()] for rate in tried)
@@ -107,12 +107,10 @@ def _judge_search_rate(search_rate: Callable[..., Any]) -> tuple[str, Draw]:
             )
             raise WrongAnswer(
                 f"“{name}”: {found:.3g} ends at {ratio:.2f} times the best loss, that of "
-                f"{rates[losses.argmin()]:.2g}; {MOST} is the target. {hint}",
-                drawn,
+                f"{rates[losses.argmin()]:.2g}; {MOST} is the target. {hint}"
             )
         worst = max(worst, ratio)
-    assert drawn is not None
-    return f"Right: within {100 * (worst - 1):.2g} % of the best on all three.", drawn
+    return f"Right: within {100 * (worst - 1):.2g} % of the best on all three."
 
 
 def _tries(

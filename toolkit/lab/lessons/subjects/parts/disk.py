@@ -6,10 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, LOOKS
-from toolkit.lab.lessons.outline import (
-    Draw,
-    WrongAnswer,
-)
+from toolkit.lab.lessons.outline import Draw, Show, WrongAnswer
 
 
 class PowerCut(Exception):
@@ -69,7 +66,7 @@ class Disk:
             raise PowerCut
 
 
-def judge_save(save: Callable[..., Any]) -> tuple[str, Draw]:
+def judge_save(save: Callable[..., Any], show: Show) -> str:
     """Judge a way to save: cut the power after each of its writes, and look at what is left."""
     found: list[str] = []
     for cut_after in range(40):
@@ -88,19 +85,18 @@ def judge_save(save: Callable[..., Any]) -> tuple[str, Draw]:
         raise WrongAnswer("save does more than 40 things; four are enough.")
     if len(found) == 1:
         raise WrongAnswer("Not written yet: save did nothing with the disk.")
-    drawn = _draw_cuts(found)
+    show(_draw_cuts(found))
     for cut_after, text in enumerate(found[:-1]):
         if text not in ("OLD-STATE", "NEW-STATE"):
             left = f"holds {text!r}" if text else "is gone"
             raise WrongAnswer(
                 f"Power cut after {cut_after} moments: “state” {left}. There is no state to go on "
-                "from.",
-                drawn,
+                "from."
             )
     if found[-1] != "NEW-STATE":
         words = f"holds {found[-1]!r}" if found[-1] else "is gone"
-        raise WrongAnswer(f"After a save that ended, “state” {words}.", drawn)
-    return "Right: at every moment there is the old state or the new one.", drawn
+        raise WrongAnswer(f"After a save that ended, “state” {words}.")
+    return "Right: at every moment there is the old state or the new one."
 
 
 def _draw_cuts(found: Sequence[str]) -> Draw:

@@ -11,10 +11,10 @@ from toolkit.figures import LOOKS
 from toolkit.lab.lessons.drawing import Drawing, draw_lines, png_of
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -154,7 +154,7 @@ def _outliers() -> Answer:
     )
 
 
-def _judge_to_int8(to_int8: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_to_int8(to_int8: Callable[..., Any], show: Show) -> str:
     numbers = [0.9, -2.54, 0.0, 1.27, 0.33, -0.014, 2.0]
     found = ask(to_int8, list(numbers))
     if not (isinstance(found, tuple) and len(found) == 2):
@@ -163,28 +163,25 @@ def _judge_to_int8(to_int8: Callable[..., Any]) -> tuple[str, Draw]:
     if len(codes) != len(numbers) or any(code != int(code) for code in codes):
         raise WrongAnswer("The codes must be whole numbers, one for each number.")
     back = [code * scale for code in codes]
-    drawn = draw_lines(range(len(numbers)), back, as_int8(numbers), xlabel="number", ylabel="value")
+    show(draw_lines(range(len(numbers)), back, as_int8(numbers), xlabel="number", ylabel="value"))
     if max(map(abs, codes)) > 127:
         raise WrongAnswer(
             f"A code is {max(codes, key=abs)}; eight bits hold -127 to 127: the scale is "
-            "max |x| / 127.",
-            drawn,
+            "max |x| / 127."
         )
     if scale > 2.54 / 127 * 1.001:
-        raise WrongAnswer(f"The scale is {scale:.4g}; {2.54 / 127:.4g} uses all codes.", drawn)
+        raise WrongAnswer(f"The scale is {scale:.4g}; {2.54 / 127:.4g} uses all codes.")
     worst = max(abs(x - y) for x, y in zip(numbers, back, strict=True))
     if worst > 0.501 * scale:
         raise WrongAnswer(
-            f"An error is {worst / scale:.2g} of a step; wanted half at most: round to the "
-            "nearest.",
-            drawn,
+            f"An error is {worst / scale:.2g} of a step; wanted half at most: round to the nearest."
         )
     if any(code * 1.0 for code in ask(to_int8, [0.0, 0.0])[0]):
-        raise WrongAnswer("Zeros alone come back as something else.", drawn)
-    return "Right: each number is off by half a step at most.", drawn
+        raise WrongAnswer("Zeros alone come back as something else.")
+    return "Right: each number is off by half a step at most."
 
 
-def _judge_to_e4m3(to_e4m3: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_to_e4m3(to_e4m3: Callable[..., Any], show: Show) -> str:
     numbers = [
         0.0,
         1.0,
@@ -202,7 +199,7 @@ def _judge_to_e4m3(to_e4m3: Callable[..., Any]) -> tuple[str, Draw]:
         -0.0005,
     ]
     got, wanted = [ask_number(to_e4m3, x) for x in numbers], [as_e4m3(x) for x in numbers]
-    drawn = draw_lines(range(len(numbers)), got, wanted, xlabel="number", ylabel="value")
+    show(draw_lines(range(len(numbers)), got, wanted, xlabel="number", ylabel="value"))
     for x, mine, truth in zip(numbers, got, wanted, strict=True):
         if mine == truth:
             continue
@@ -214,33 +211,33 @@ def _judge_to_e4m3(to_e4m3: Callable[..., Any]) -> tuple[str, Draw]:
             why = "It lies in the middle: ties go to the even code, as `round` has it."
         else:
             why = "Steps are 2^(exponent - 3) wide, with 2^exponent <= |x| < 2^(exponent + 1)."
-        raise WrongAnswer(f"{x:g} becomes {mine:g}; wanted {truth:g}. {why}", drawn)
-    return "Right: every number has its own exponent and eight steps to the next.", drawn
+        raise WrongAnswer(f"{x:g} becomes {mine:g}; wanted {truth:g}. {why}")
+    return "Right: every number has its own exponent and eight steps to the next."
 
 
-def _judge_to_blocks(to_blocks: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_to_blocks(to_blocks: Callable[..., Any], show: Show) -> str:
     numbers = [x * (30 if n >= 8 else 1) for n, x in enumerate(ordinary(16))]
     numbers[0] = 3.999  # rounds to a code of its own, not to the next power
     got = [float(x) for x in ask(to_blocks, list(numbers), 8)]
     wanted = as_blocks(numbers, 8)
     drawn = draw_lines(range(16), got if len(got) == 16 else None, wanted, xlabel="number",
                        ylabel="value")  # fmt: skip
+    show(drawn)
     if len(got) != 16:
-        raise WrongAnswer(f"to_blocks returned {len(got)} numbers; wanted 16, as given.", drawn)
+        raise WrongAnswer(f"to_blocks returned {len(got)} numbers; wanted 16, as given.")
     if got == wanted:
-        return "Right: a step per block, a power of two, and seven bits of it.", drawn
+        return "Right: a step per block, a power of two, and seven bits of it."
     if got == as_blocks(numbers, 16):
-        raise WrongAnswer("That is one exponent for all: each block of `size` has its own.", drawn)
+        raise WrongAnswer("That is one exponent for all: each block of `size` has its own.")
     if all(abs(x - y) < 1e-9 for x, y in zip(got, as_int8(numbers[:8]) + as_int8(numbers[8:]),
                                               strict=True)):  # fmt: skip
-        raise WrongAnswer("That is max / 127 per block; the step is to be a power of two.", drawn)
+        raise WrongAnswer("That is max / 127 per block; the step is to be a power of two.")
     if abs(got[0]) >= 4:
-        raise WrongAnswer(f"3.999 becomes {got[0]:g}: a code is at most 127, 1.984 here.", drawn)
+        raise WrongAnswer(f"3.999 becomes {got[0]:g}: a code is at most 127, 1.984 here.")
     at = next(n for n in range(16) if got[n] != wanted[n])
     raise WrongAnswer(
         f"{numbers[at]:.4g} becomes {got[at]:.4g}; wanted {wanted[at]:.4g}. The step is 2^(e - 6), "
-        "where 2^e <= max |x| < 2^(e + 1) in its block.",
-        drawn,
+        "where 2^e <= max |x| < 2^(e + 1) in its block."
     )
 
 

@@ -12,10 +12,10 @@ from jax.experimental import pallas as pl
 from toolkit.lab.lessons.drawing import draw_matrices
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     name_of,
@@ -89,7 +89,7 @@ def _bus() -> Answer:
     return Answer(384.0, words)
 
 
-def _judge_softmax_kernel(softmax_kernel: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_softmax_kernel(softmax_kernel: Callable[..., Any], show: Show) -> str:
     x = jax.random.normal(jax.random.key(0), (ROWS, COLUMNS))
 
     @functools.wraps(softmax_kernel)  # errors name what the learner wrote
@@ -105,28 +105,25 @@ def _judge_softmax_kernel(softmax_kernel: Callable[..., Any]) -> tuple[str, Draw
     if not writes:
         raise WrongAnswer(f"Not written yet: {name_of(softmax_kernel)} leaves out_ref as it was.")
     got, wanted = np.asarray(ask(run, x)), np.asarray(jax.nn.softmax(x))
-    drawn = draw_matrices(got, wanted, xlabel="column", ylabel="row")
+    show(draw_matrices(got, wanted, xlabel="column", ylabel="row"))
     if not np.allclose(got, wanted, atol=1e-5):
         if np.allclose(got.reshape(-1, BLOCK * COLUMNS).sum(axis=1), 1):
             raise WrongAnswer(
-                "The numbers of a block sum to 1, those of a row are to: axis=-1, keepdims=True.",
-                drawn,
+                "The numbers of a block sum to 1, those of a row are to: axis=-1, keepdims=True."
             )
         sums = got.sum(axis=1)
         raise WrongAnswer(
             f"The rows sum to {sums.min():.3g} to {sums.max():.3g}; wanted 1 each, and each "
-            "number exp(x) over its row's sum.",
-            drawn,
+            "number exp(x) over its row's sum."
         )
     if not np.isfinite(np.asarray(ask(run, 200 * x))).all():
-        raise WrongAnswer("With scores of some hundreds it overflows: subtract the largest.", drawn)
+        raise WrongAnswer("With scores of some hundreds it overflows: subtract the largest.")
     if reads > 1 or writes > 1:
         raise WrongAnswer(
             f"The values are right, but reads and writes of the block are {reads} and {writes}; "
-            "the target is one of each: read x_ref into a variable first.",
-            drawn,
+            "the target is one of each: read x_ref into a variable first."
         )
-    return "Right: a softmax in one pass, each number read once and written once.", drawn
+    return "Right: a softmax in one pass, each number read once and written once."
 
 
 OUTLINE = Outline(

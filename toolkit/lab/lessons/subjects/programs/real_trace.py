@@ -7,10 +7,10 @@ from typing import Any
 from toolkit.lab.lessons.drawing import draw_bars
 from toolkit.lab.lessons.outline import (
     Answer,
-    Draw,
     Exercise,
     Outline,
     Question,
+    Show,
     WrongAnswer,
     ask,
     ask_number,
@@ -60,10 +60,10 @@ _SPANS = {
 }
 
 
-def _judge_busy(busy: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_busy(busy: Callable[..., Any], show: Show) -> str:
     got = [ask_number(busy, list(spans)) for spans in _SPANS.values()]
     wanted = [busy_time(spans) for spans in _SPANS.values()]  # pyright: ignore[reportArgumentType]
-    drawn = draw_bars(list(_SPANS), got, wanted, xlabel="time in which something runs")
+    show(draw_bars(list(_SPANS), got, wanted, xlabel="time in which something runs"))
     for name, mine, truth in zip(_SPANS, got, wanted, strict=True):
         if abs(mine - truth) > _ALIKE:
             spans = _SPANS[name]
@@ -73,8 +73,8 @@ def _judge_busy(busy: Callable[..., Any]) -> tuple[str, Draw]:
                 why = "That is from the first start to the last end: gaps do not count."
             else:
                 why = "Go by start, and remember how far you have come."
-            raise WrongAnswer(f"“{name}”: {mine:g}; wanted {truth:g}. {why}", drawn)
-    return "Right: a moment counts once, however many run in it, and gaps do not count.", drawn
+            raise WrongAnswer(f"“{name}”: {mine:g}; wanted {truth:g}. {why}")
+    return "Right: a moment counts once, however many run in it, and gaps do not count."
 
 
 _NESTED = {
@@ -100,8 +100,7 @@ def own_times(spans: list[tuple[str, float, float]]) -> dict[str, float]:
     return dict(own)
 
 
-def _judge_self_time(self_time: Callable[..., Any]) -> tuple[str, Draw]:
-    drawn = None
+def _judge_self_time(self_time: Callable[..., Any], show: Show) -> str:
     for case, spans in _NESTED.items():
         found = ask(self_time, list(spans))
         if not isinstance(found, dict):
@@ -111,6 +110,7 @@ def _judge_self_time(self_time: Callable[..., Any]) -> tuple[str, Draw]:
         drawn = draw_bars(
             list(wanted), [*mine.values()], [*wanted.values()], xlabel=f"own time, “{case}”"
         )
+        show(drawn)
         for name, truth in wanted.items():
             if abs(mine[name] - truth) <= _ALIKE:
                 continue
@@ -123,11 +123,8 @@ def _judge_self_time(self_time: Callable[..., Any]) -> tuple[str, Draw]:
                 why = "A name that comes twice has both times."
             else:
                 why = "Its length less what runs directly inside it."
-            raise WrongAnswer(
-                f"“{case}”: {name} has {mine[name]:g}; wanted {truth:g}. {why}", drawn
-            )
-    assert drawn is not None
-    return "Right: own times add up to the time in which something runs.", drawn
+            raise WrongAnswer(f"“{case}”: {name} has {mine[name]:g}; wanted {truth:g}. {why}")
+    return "Right: own times add up to the time in which something runs."
 
 
 _MESSAGES = {
@@ -146,10 +143,10 @@ def exposed_time(messages: list[Any], compute: list[Any]) -> float:
     return busy_time([("", *span) for span in (*messages, *compute)]) - covered
 
 
-def _judge_exposed(exposed: Callable[..., Any]) -> tuple[str, Draw]:
+def _judge_exposed(exposed: Callable[..., Any], show: Show) -> str:
     got = [ask_number(exposed, list(m), list(c)) for m, c in _MESSAGES.values()]
     wanted = [exposed_time(m, c) for m, c in _MESSAGES.values()]
-    drawn = draw_bars(list(_MESSAGES), got, wanted, xlabel="exposed time of messages")
+    show(draw_bars(list(_MESSAGES), got, wanted, xlabel="exposed time of messages"))
     for (name, (messages, _)), mine, truth in zip(_MESSAGES.items(), got, wanted, strict=True):
         if abs(mine - truth) > _ALIKE:
             if mine == sum(end - start for start, end in messages):
@@ -158,8 +155,8 @@ def _judge_exposed(exposed: Callable[..., Any]) -> tuple[str, Draw]:
                 why = "Two messages that wait at once cost their time once."
             else:
                 why = "Take what either covers, less what the products cover."
-            raise WrongAnswer(f"“{name}”: {mine:g}; wanted {truth:g}. {why}", drawn)
-    return "Right: what is exposed is what either covers, less what the products cover.", drawn
+            raise WrongAnswer(f"“{name}”: {mine:g}; wanted {truth:g}. {why}")
+    return "Right: what is exposed is what either covers, less what the products cover."
 
 
 OUTLINE = Outline(
