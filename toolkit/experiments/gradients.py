@@ -19,7 +19,7 @@ import optax
 from toolkit.experiments.kit.chart import LOOKS, caption_below, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Outcome, Results
-from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, in_words
+from toolkit.experiments.kit.verdicts import Claim, Margins, above, below, fails, in_words, judging
 from toolkit.parallel import data_parallel, make_mesh
 from toolkit.parallel.gradients import (
     Exchange,
@@ -38,14 +38,11 @@ BEYOND, GAP, HALF = "fullest owner over its room", "greedy beyond the optimum", 
 FEW, SAME, LOCALLY = 0.05, 0.02, 0.1  # nats that matter, that do not, that local steps may cost
 
 
-def _within(label: str, other: str, nats: float = SAME) -> Judge:
+@judging
+def _within(results: Results, label: str, other: str, nats: float = SAME) -> Margins:
     """Whether the loss of a setting exceeds another's by less than that."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        rows = results.paired(LOSS, [label, other])
-        return nats - (rows[0] - rows[1]), f"{LOSS}: {in_words([label, other], rows, 3)}"
-
-    return judge
+    rows = results.paired(LOSS, [label, other])
+    return nats - (rows[0] - rows[1]), f"{LOSS}: {in_words([label, other], rows, 3)}"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from optax.contrib import MuonDimensionNumbers
 from toolkit.experiments.kit.chart import LOOKS, caption_below, draw_bar, looks, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Judge, fails, in_words
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Margins, fails, in_words, judging
 from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import workload
 from toolkit.experiments.probes import PROBE
@@ -129,14 +129,11 @@ def execute(setting: MuonSetting, seed: int, workspace: Workspace) -> dict[str, 
     return _block(setting, seed - seed % LEAST_SEEDS)[seed % LEAST_SEEDS]
 
 
-def _gain(name: str) -> Judge:
+@judging
+def _gain(results: Results, name: str) -> Margins:
     """By how much this search ends below that of one rate, on average over the workloads."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        ones, others = (results.paired(key, WORKLOADS) for key in (ONE, name))
-        return (ones - others).mean(0), "by workload: " + in_words(WORKLOADS, ones - others, 3)
-
-    return judge
+    ones, others = (results.paired(key, WORKLOADS) for key in (ONE, name))
+    return (ones - others).mean(0), "by workload: " + in_words(WORKLOADS, ones - others, 3)
 
 
 def _draw(results: Results, caption: str) -> Any:

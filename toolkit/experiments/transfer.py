@@ -34,7 +34,7 @@ from optax.contrib import MuonDimensionNumbers
 from toolkit.experiments.kit.chart import LOOKS, caption_below
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Judge, fails
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Margins, fails, judging
 from toolkit.experiments.lr.sources import (
     Workload,
     characters,
@@ -210,28 +210,22 @@ def carried(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
     return results.curves(TransferSetting(rule, *size).label, LOSSES)[:, tuned]
 
 
-def _costs_little(rule: str) -> Judge:
+@judging
+def _costs_little(results: Results, rule: str) -> Margins:
     """Whether the excess on the largest model is below what matters."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        found = excess(results, rule, SIZES[-1])
-        return MATTERS - found, f"excess of {rule}: " + " ".join(f"{x:.3f}" for x in found)
-
-    return judge
+    found = excess(results, rule, SIZES[-1])
+    return MATTERS - found, f"excess of {rule}: " + " ".join(f"{x:.3f}" for x in found)
 
 
-def _ends_lower(rule: str, rival: str) -> Judge:
+@judging
+def _ends_lower(results: Results, rule: str, rival: str) -> Margins:
     """Whether a rule's carried rate ends at a lower loss than another's."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        both = [carried(results, name, SIZES[-1]) for name in (rule, rival)]
-        words = ", ".join(
-            f"{name} {loss.mean():.3f}" for name, loss in zip((rule, rival), both, strict=True)
-        )
-        paired = min(map(len, both))
-        return both[1][:paired] - both[0][:paired], f"loss at the carried rate: {words}"
-
-    return judge
+    both = [carried(results, name, SIZES[-1]) for name in (rule, rival)]
+    words = ", ".join(
+        f"{name} {loss.mean():.3f}" for name, loss in zip((rule, rival), both, strict=True)
+    )
+    paired = min(map(len, both))
+    return both[1][:paired] - both[0][:paired], f"loss at the carried rate: {words}"
 
 
 def report(results: Results) -> str:

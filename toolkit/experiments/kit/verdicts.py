@@ -17,6 +17,7 @@ had to agree. Nothing is judged before all planned seeds are finished, and no se
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -26,8 +27,18 @@ from toolkit.experiments.kit.results import MissingResultError, Results
 LEAST_SEEDS = 5
 ERROR = 0.05  # of all claims of an experiment together
 
-Judge = Callable[[Results], tuple[Sequence[float] | np.ndarray, str]]
-"""Results -> (a margin per seed, the numbers that they come from)."""
+Margins = tuple[Sequence[float] | np.ndarray, str]
+"""A margin per seed, and the numbers that they come from, in words."""
+
+Judge = Callable[[Results], Margins]
+"""Margins by the results."""
+
+Options = ParamSpec("Options")
+
+
+def judging(judge: Callable[Concatenate[Results, Options], Margins]) -> Callable[Options, Judge]:
+    """A function of results and options as one that takes the options and gives a `Judge`."""
+    return lambda *given, **named: lambda results: judge(results, *given, **named)
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,7 @@ class Verdict:
 def fails(judge: Judge) -> Judge:
     """The opposite of a judge, for the `control` of a `Claim`."""
 
-    def failure(results: Results) -> tuple[np.ndarray, str]:
+    def failure(results: Results) -> Margins:
         margins, numbers = judge(results)
         return -np.asarray(margins, float), numbers
 
@@ -216,18 +227,16 @@ def below(
     return _compared(name, labels, ceiling, digits, -1)
 
 
+@judging
 def _compared(
-    name: str, labels: Sequence[str], bound: float | Sequence[str], digits: int, sign: int
-) -> Judge:
+    results: Results, name: str, labels: Sequence[str], bound: float | Sequence[str], digits: int,
+    sign: int,
+) -> Margins:  # fmt: skip
     others = [] if isinstance(bound, int | float) else list(bound)
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        rows = results.paired(name, [*labels, *others])
-        ours, theirs = sign * rows[: len(labels)], sign * rows[len(labels) :]
-        limit = theirs.max(0) if others else sign * float(bound)  # pyright: ignore
-        return ours.min(0) - limit, f"{name}: {in_words([*labels, *others], rows, digits)}"
-
-    return judge
+    rows = results.paired(name, [*labels, *others])
+    ours, theirs = sign * rows[: len(labels)], sign * rows[len(labels) :]
+    limit = theirs.max(0) if others else sign * float(bound)  # pyright: ignore
+    return ours.min(0) - limit, f"{name}: {in_words([*labels, *others], rows, digits)}"
 
 
 def in_words(labels: Sequence[str], rows: np.ndarray, digits: int = 2) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from toolkit.attention.latent.tpla import Norm
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.kit.verdicts import Claim, Judge, above, fails, in_words
+from toolkit.experiments.kit.verdicts import Claim, Judge, Margins, above, fails, in_words, judging
 from toolkit.experiments.latent.sliced import BASES
 
 SLICES = (2, 4)
@@ -41,90 +41,66 @@ _NONE_ALIGNED, _PCA_ALIGNED = (label_of(*kind) for kind in TAUGHT)
 _FEW = label_of(*FEW)
 
 
-def _dearer(labels: list[str]) -> Judge:
+@judging
+def _dearer(results: Results, labels: list[str]) -> Margins:
     """By which share all these settings have a higher perplexity than the model."""
-
-    def judge(results: Results):
-        *ours, model = results.paired(ALL, [*labels, "MLA"])
-        ratios = np.array(ours) / model
-        return ratios.min(0) - 1, f"{ALL} over MLA's: {in_words(labels, ratios, 3)}"
-
-    return judge
+    *ours, model = results.paired(ALL, [*labels, "MLA"])
+    ratios = np.array(ours) / model
+    return ratios.min(0) - 1, f"{ALL} over MLA's: {in_words(labels, ratios, 3)}"
 
 
-def _cheap(labels: list[str], most: float) -> Judge:
+@judging
+def _cheap(results: Results, labels: list[str], most: float) -> Margins:
     """By how much all these settings' perplexity stays below a share more than the model's."""
-
-    def judge(results: Results):
-        *ours, model = results.paired(ALL, [*labels, "MLA"])
-        ratios = np.array(ours) / model
-        return 1 + most - ratios.max(0), f"{ALL} over MLA's: {in_words(labels, ratios, 3)}"
-
-    return judge
+    *ours, model = results.paired(ALL, [*labels, "MLA"])
+    ratios = np.array(ours) / model
+    return 1 + most - ratios.max(0), f"{ALL} over MLA's: {in_words(labels, ratios, 3)}"
 
 
-def _nearer(name: str, ours: str, theirs: list[str]) -> Judge:
+@judging
+def _nearer(results: Results, name: str, ours: str, theirs: list[str]) -> Margins:
     """By how much one setting's number is below the least of others', as a share."""
-
-    def judge(results: Results):
-        own, *others = results.paired(name, [ours, *theirs])
-        shares = own / np.min(others, 0)
-        others = " or ".join(theirs)
-        return 1 - shares, f"{name}, over that of {others}: {in_words([ours], shares[None], 3)}"
-
-    return judge
+    own, *others = results.paired(name, [ours, *theirs])
+    shares = own / np.min(others, 0)
+    others = " or ".join(theirs)
+    return 1 - shares, f"{name}, over that of {others}: {in_words([ours], shares[None], 3)}"
 
 
-def _lost_by_four(pairs: Sequence[Sequence[str]]) -> Judge:
+@judging
+def _lost_by_four(results: Results, pairs: Sequence[Sequence[str]]) -> Margins:
     """How many more tokens, as a share, the second setting of every pair loses than the first."""
-
-    def judge(results: Results):
-        labels = [label for pair in pairs for label in pair]
-        rows = results.paired(SAME, labels)
-        return (rows[::2] - rows[1::2]).min(0), f"{SAME}: {in_words(labels, rows, 3)}"
-
-    return judge
+    labels = [label for pair in pairs for label in pair]
+    rows = results.paired(SAME, labels)
+    return (rows[::2] - rows[1::2]).min(0), f"{SAME}: {in_words(labels, rows, 3)}"
 
 
-def _softmaxes_are_more(sliced: str, exact: str) -> Judge:
+@judging
+def _softmaxes_are_more(results: Results, sliced: str, exact: str) -> Margins:
     """By how much what is left with exact norms is more than half of the divergence, as a share."""
-
-    def judge(results: Results):
-        whole, left = results.paired(KL, [sliced, exact])
-        words = in_words([exact], (left / whole)[None], 3)
-        return 2 * left / whole - 1, f"{KL}, over that of {sliced}: {words}"
-
-    return judge
+    whole, left = results.paired(KL, [sliced, exact])
+    words = in_words([exact], (left / whole)[None], 3)
+    return 2 * left / whole - 1, f"{KL}, over that of {sliced}: {words}"
 
 
-def _apart_helps(name: str) -> Judge:
+@judging
+def _apart_helps(results: Results, name: str) -> Margins:
     labels = [label_of(g, "none", "sliced") for g in SLICES]
-
-    def judge(results: Results):
-        shares = results.paired(name, labels) / results.paired(KL, labels)
-        return 1 - shares.max(0), f"{name}, over {KL}: {in_words(labels, shares, 3)}"
-
-    return judge
+    shares = results.paired(name, labels) / results.paired(KL, labels)
+    return 1 - shares.max(0), f"{name}, over {KL}: {in_words(labels, shares, 3)}"
 
 
-def _misses(judge: Judge, floor: float) -> Judge:
+@judging
+def _misses(results: Results, judge: Judge, floor: float) -> Margins:
     """For a control: by how much a judge's margins stay below the effect of the claim."""
-
-    def missing(results: Results):
-        margins, numbers = judge(results)
-        return floor - np.asarray(margins), numbers
-
-    return missing
+    margins, numbers = judge(results)
+    return floor - np.asarray(margins), numbers
 
 
-def _no_worse(ours: str, theirs: str) -> Judge:
+@judging
+def _no_worse(results: Results, ours: str, theirs: str) -> Margins:
     """By how much a setting loses fewer tokens than another, plus one per cent of all tokens."""
-
-    def judge(results: Results):
-        own, other = results.paired(SAME, [ours, theirs])
-        return own - other + 0.01, f"{SAME}: {in_words([ours, theirs], np.array([own, other]), 3)}"
-
-    return judge
+    own, other = results.paired(SAME, [ours, theirs])
+    return own - other + 0.01, f"{SAME}: {in_words([ours, theirs], np.array([own, other]), 3)}"
 
 
 _PERCENT, _TENTH, _THIRD, _HALF = 0.01, 0.1, 1 / 3, 0.5

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, in_words
+from toolkit.experiments.kit.verdicts import Claim, Margins, above, below, fails, in_words, judging
 from toolkit.experiments.sparse.groups import (
     DEPTHS,
     GROUPS,
@@ -67,104 +67,82 @@ def text_label(system: str) -> str:
     return f"{system}, text"
 
 
-def _near(name: str, label: str, wanted: float, distance: float) -> Judge:
+@judging
+def _near(results: Results, name: str, label: str, wanted: float, distance: float) -> Margins:
     """Whether a number is so near to another one."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        rows = results.paired(name, [label])
-        return distance - np.abs(rows[0] - wanted), f"{name}: {in_words([label], rows)}"
-
-    return judge
+    rows = results.paired(name, [label])
+    return distance - np.abs(rows[0] - wanted), f"{name}: {in_words([label], rows)}"
 
 
-def _tail_lowers(system: str) -> Judge:
+@judging
+def _tail_lowers(results: Results, system: str) -> Margins:
     """Whether a tail lowers the errors of all kinds of data."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        labels = [system, tail_label(system)]
-        pairs = {kind: results.paired(f"error, {kind}", labels) for kind in _ALL_KINDS}
-        words = (
-            f"error, {kind}: {in_words(['without', 'with'], rows)}" for kind, rows in pairs.items()
-        )
-        return np.min([plain - tail for plain, tail in pairs.values()], axis=0), "; ".join(words)
-
-    return judge
+    labels = [system, tail_label(system)]
+    pairs = {kind: results.paired(f"error, {kind}", labels) for kind in _ALL_KINDS}
+    words = (
+        f"error, {kind}: {in_words(['without', 'with'], rows)}" for kind, rows in pairs.items()
+    )
+    return np.min([plain - tail for plain, tail in pairs.values()], axis=0), "; ".join(words)
 
 
-def _beat_chance(name: str, systems: Sequence[str], margin: float) -> Judge:
+@judging
+def _beat_chance(results: Results, name: str, systems: Sequence[str], margin: float) -> Margins:
     """Whether all of these keep or find so much more than random tokens of equal bytes."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        labels = [grouped(system) for system in (*systems, CHANCE)]
-        rows = results.paired(name, labels)
-        return rows[:-1].min(axis=0) - rows[-1] - margin, f"{name}: {in_words(labels, rows)}"
-
-    return judge
+    labels = [grouped(system) for system in (*systems, CHANCE)]
+    rows = results.paired(name, labels)
+    return rows[:-1].min(axis=0) - rows[-1] - margin, f"{name}: {in_words(labels, rows)}"
 
 
-def _at_every_depth(group: int, systems: Sequence[str], share: float) -> Judge:
+@judging
+def _at_every_depth(results: Results, group: int, systems: Sequence[str], share: float) -> Margins:
     """Whether all of these find such a share of single needles, wherever they are."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        labels = list(map(grouped, systems))
-        rows = [results.paired(needle(group, depth), labels) for depth in DEPTHS]
-        words = (
-            f"depth {d:g}: {in_words(labels, row)}" for d, row in zip(DEPTHS, rows, strict=True)
-        )
-        return np.min(rows, axis=(0, 1)) - share, "; ".join(words)
-
-    return judge
+    labels = list(map(grouped, systems))
+    rows = [results.paired(needle(group, depth), labels) for depth in DEPTHS]
+    words = (f"depth {d:g}: {in_words(labels, row)}" for d, row in zip(DEPTHS, rows, strict=True))
+    return np.min(rows, axis=(0, 1)) - share, "; ".join(words)
 
 
-def _near_dense(names: Sequence[str], systems: Sequence[str], share: float) -> Judge:
+@judging
+def _near_dense(
+    results: Results, names: Sequence[str], systems: Sequence[str], share: float
+) -> Margins:
     """Whether all perplexities are within a share of those of dense attention."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        labels = [text_label(DENSE), *map(text_label, systems)]
-        rows = [results.paired(name, labels) for name in names]
-        words = (f"{name}: {in_words(labels, row)}" for name, row in zip(names, rows, strict=True))
-        return 1 + share - np.max([(row[1:] / row[0]).max(0) for row in rows], 0), "; ".join(words)
-
-    return judge
+    labels = [text_label(DENSE), *map(text_label, systems)]
+    rows = [results.paired(name, labels) for name in names]
+    words = (f"{name}: {in_words(labels, row)}" for name, row in zip(names, rows, strict=True))
+    return 1 + share - np.max([(row[1:] / row[0]).max(0) for row in rows], 0), "; ".join(words)
 
 
-def _adaptive_is_better(number: str, system: str, groups: Sequence[int]) -> Judge:
+@judging
+def _adaptive_is_better(
+    results: Results, number: str, system: str, groups: Sequence[int]
+) -> Margins:
     """Whether a number is larger with a mass target than with as many tokens, in every group."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        label, kinds = adaptive_and_fixed(system), ("adaptive", "fixed")
-        rows = np.array([[results.paired(f"{number}, {kind}, {heads(group)}", [label])[0]
-                          for group in groups] for kind in kinds])  # fmt: skip
-        words = f"{number}: {in_words(kinds, rows.mean(axis=1))}"
-        return (rows[0] - rows[1]).min(axis=0), words
-
-    return judge
+    label, kinds = adaptive_and_fixed(system), ("adaptive", "fixed")
+    rows = np.array([[results.paired(f"{number}, {kind}, {heads(group)}", [label])[0]
+                      for group in groups] for kind in kinds])  # fmt: skip
+    words = f"{number}: {in_words(kinds, rows.mean(axis=1))}"
+    return (rows[0] - rows[1]).min(axis=0), words
 
 
-def _tail_changes(number: str, system: str, least: float = 0) -> Judge:
+@judging
+def _tail_changes(results: Results, number: str, system: str, least: float = 0) -> Margins:
     """By what share above the least a tail lowers a number on code, mean over the groups."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        labels = [text_label(system), tail_label(text_label(system))]
-        rows = [results.paired(f"{number}, {of_text(group)}", labels) for group in GROUPS]
-        plain, tail = np.mean(rows, axis=0)
-        words = in_words(["without", "with"], np.array([plain, tail]))
-        return 1 - tail / plain - least, f"{number}: {words}"
-
-    return judge
+    labels = [text_label(system), tail_label(text_label(system))]
+    rows = [results.paired(f"{number}, {of_text(group)}", labels) for group in GROUPS]
+    plain, tail = np.mean(rows, axis=0)
+    words = in_words(["without", "with"], np.array([plain, tail]))
+    return 1 - tail / plain - least, f"{number}: {words}"
 
 
-def _lose_quotations(systems: Sequence[str]) -> Judge:
+@judging
+def _lose_quotations(results: Results, systems: Sequence[str]) -> Margins:
     """Whether all of these read quotations as badly as chance should."""
-
-    def judge(results: Results) -> tuple[np.ndarray, str]:
-        names = [text(group, depth) for group in GROUPS for depth in TEXT_DEPTHS]
-        labels = [text_label(DENSE), *map(text_label, systems)]
-        rows = np.array([results.paired(name, labels) for name in names])
-        words = in_words(labels, rows.mean(axis=0))
-        return (rows[:, 1:] / rows[:, :1]).min(axis=(0, 1)) - 1 - QUOTE_MARGIN, words
-
-    return judge
+    names = [text(group, depth) for group in GROUPS for depth in TEXT_DEPTHS]
+    labels = [text_label(DENSE), *map(text_label, systems)]
+    rows = np.array([results.paired(name, labels) for name in names])
+    words = in_words(labels, rows.mean(axis=0))
+    return (rows[:, 1:] / rows[:, :1]).min(axis=(0, 1)) - 1 - QUOTE_MARGIN, words
 
 
 def _of_group(group: int) -> list[Claim]:
