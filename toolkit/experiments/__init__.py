@@ -28,10 +28,10 @@ Describing
 * `result_table`: mean and spread as text
 """
 
-from toolkit.experiments.catalogue import EXPERIMENTS, load_experiment
 from toolkit.experiments.compare.comparison import Comparison
 from toolkit.experiments.compare.page import show_comparison
 from toolkit.experiments.compare.running import load_comparison, run_comparison
+from toolkit.experiments.kit.catalogue import EXPERIMENTS, load_experiment
 from toolkit.experiments.kit.experiment import (
     Column,
     Experiment,

@@ -4,8 +4,7 @@ A write strength of at most 1 keeps the eigenvalues of a step in [0, 1]: the sta
 flip. Up to 2 they reach -1, and one token can flip the state.
 """
 
-from toolkit.experiments.kit.verdicts import Claim, above, below
-from toolkit.experiments.state_tracking import (
+from toolkit.experiments.kit.state_tracking import (
     BEYOND,
     SOLVED,
     TRAINED,
@@ -13,6 +12,7 @@ from toolkit.experiments.state_tracking import (
     make_draw,
     recipe,
 )
+from toolkit.experiments.kit.verdicts import Claim, above, below
 
 STEPS = 600
 _FLIPS = "gdn, beta up to 2"

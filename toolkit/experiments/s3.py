@@ -8,8 +8,7 @@ DeltaProduct with eight heads of four channels finds the group with most seeds; 
 stop at the sign of the permutation. `swaps` shows what negative eigenvalues are needed for.
 """
 
-from toolkit.experiments.kit.verdicts import Claim, above
-from toolkit.experiments.state_tracking import (
+from toolkit.experiments.kit.state_tracking import (
     BEYOND,
     SOLVED,
     TRAINED,
@@ -18,6 +17,7 @@ from toolkit.experiments.state_tracking import (
     make_draw,
     recipe,
 )
+from toolkit.experiments.kit.verdicts import Claim, above
 
 LOOPS = (1, 2, 4)
 STEPS = 2000

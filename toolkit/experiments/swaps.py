@@ -7,8 +7,7 @@ Products of swaps are odd and even in turn: a model that always guesses one elem
 of the time at every other position, and never between, which draws a zigzag.
 """
 
-from toolkit.experiments.kit.verdicts import Claim, above, below
-from toolkit.experiments.state_tracking import (
+from toolkit.experiments.kit.state_tracking import (
     BEYOND,
     SOLVED,
     TRAINED,
@@ -17,6 +16,7 @@ from toolkit.experiments.state_tracking import (
     make_draw,
     recipe,
 )
+from toolkit.experiments.kit.verdicts import Claim, above, below
 
 LOOPS = (1, 2, 4)
 STEPS = 1000

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from toolkit.experiments.kit.experiment import Stopped, Workspace
+from toolkit.experiments.kit.side_by_side import SeedTrainer
 from toolkit.experiments.tasks import Batch, Task
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import (
@@ -73,8 +75,8 @@ class Trained:
     Attributes:
         graph: structure of the model.
         params: its parameters.
-        numbers: "accuracy", "loss" (of the last updates), "seconds" (of training), and the curves
-            "step" and "accuracy by step".
+        numbers: the curves "step" and "accuracy by step"; of `train` also "loss" (of the last
+            updates) and "seconds" (of training).
     """
 
     graph: nnx.GraphDef
@@ -140,6 +142,16 @@ def train(
     return Trained(graph, result.state.params, numbers)
 
 
+def train_side_by_side(recipe: Recipe, seeds: Sequence[int]) -> list[Trained]:
+    """Train a recipe with several seeds in one program, see `SeedTrainer`; no checkpoints."""
+    graph, trainer = _side_by_side(recipe)
+    found, steps, curves = trainer.train(seeds, recipe.steps)
+    return [
+        Trained(graph, params, {"step": steps, "accuracy by step": curve})
+        for params, curve in zip(found, curves, strict=True)
+    ]
+
+
 def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[Array, ""]:
     """Mean cross-entropy of the answers at the scored positions."""
     logits = nnx.merge(graph, params)(batch.tokens)
@@ -150,6 +162,30 @@ def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[A
 @functools.lru_cache(maxsize=1)
 def _programs(recipe: Recipe):
     """Structure, optimiser and compiled step, shared by all seeds."""
+    graph, optimizer, sample = _parts(recipe)
+    loss = functools.partial(answer_loss, graph)
+    return graph, optimizer, make_train_step(loss, optimizer, sample=sample, most_steps=LOG_EVERY)
+
+
+@functools.lru_cache(maxsize=1)
+def _side_by_side(recipe: Recipe) -> tuple[nnx.GraphDef, SeedTrainer]:
+    graph, optimizer, sample = _parts(recipe)
+
+    def accuracy(params: nnx.State, seed: Array) -> Array:
+        right, scored = _counts(graph, params, recipe.task, seed, 1)
+        return right.sum() / scored.sum()
+
+    return graph, SeedTrainer(
+        init=lambda key: nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(key)))[1],
+        loss=functools.partial(answer_loss, graph),
+        sample=sample,
+        optimizer=optimizer,
+        evaluate=accuracy,
+        every=max(1, recipe.steps // 20),
+    )
+
+
+def _parts(recipe: Recipe):
     graph = nnx.split(nnx.eval_shape(lambda: LoopedLM(recipe.model, rngs=nnx.Rngs(0))))[0]
     warmup = max(1, recipe.steps // 20)
     schedule = optax.warmup_cosine_decay_schedule(0.0, recipe.learning_rate, warmup, recipe.steps)
@@ -162,8 +198,7 @@ def _programs(recipe: Recipe):
             return recipe.task.draw_easier(key, recipe.batch, share)  # pyright: ignore
         return recipe.task.draw(key, recipe.batch)
 
-    loss = functools.partial(answer_loss, graph)
-    return graph, optimizer, make_train_step(loss, optimizer, sample=sample, most_steps=LOG_EVERY)
+    return graph, optimizer, sample
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "task", "batches"))
@@ -177,4 +212,5 @@ def _counts(graph, params, task, seed, batches):
         right = (model(batch.tokens).argmax(-1) == batch.targets) & batch.mask
         return right.sum(0), batch.mask.sum(0)
 
-    return jax.tree.map(lambda counts: counts.sum(0), jax.lax.map(count, keys))
+    with jax.default_matmul_precision("float32"):  # why: `SeedTrainer`
+        return jax.tree.map(lambda counts: counts.sum(0), jax.lax.map(count, keys))

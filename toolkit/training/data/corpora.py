@@ -184,8 +184,9 @@ def load_tokens(path: str | os.PathLike) -> Corpus:
 
 @checked
 def sample_batch(
-    tokens: UInt8[Array, "size"], step: Int[Array, ""] | int, seed: int, batch: int, time: int
-) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"]]:
+    tokens: UInt8[Array, "size"], step: Int[Array, ""] | int, seed: Int[Array, ""] | int,
+    batch: int, time: int,
+) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"]]:  # fmt: skip
     """Draw windows uniformly at random, with replacement, as a pure function of (seed, step).
 
         start_b ~ Uniform{0, ..., size - time - 1},  inputs_b = tokens[start_b : start_b + time],
@@ -197,7 +198,7 @@ def sample_batch(
     Args:
         tokens: uint8 [size], the training part of a corpus, on the device.
         step: which batch; may be traced.
-        seed: which sequence of batches.
+        seed: which sequence of batches; may be traced.
         batch: windows per batch.
         time: tokens per window.
 

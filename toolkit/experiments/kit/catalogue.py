@@ -10,7 +10,9 @@ EXPERIMENTS: dict[str, str] = {
     "parity": "one flip per token: what negative eigenvalues are for",
     "swaps": "products of swaps in S3: one reflection per token, looped or not",
     "s3": "running products that do not commute: does looping help to track them",
+    "words": "parity and S3 at the lengths of their papers, and longer",
     "mqar": "many keys to look up: a fixed state, a window, a hybrid",
+    "overflow": "more keys to look up than a state holds: states, attention, a hybrid",
     "convert": "a softmax teacher becomes a hybrid: what is kept, and which layers",
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
     "hybrid": "text, twenty seeds: one attention layer among gated delta nets, or attention alone",
@@ -23,7 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "muon": "rates of their own for Muon's parameters and for Adam's: are they worth a search",
     "transfer": "the rate of a small model on a large one: muP, decay, hypersphere, search",
 }
-"""Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""
+"""Name -> summary; the experiment is `EXPERIMENT` of that module of `toolkit.experiments`."""
 
 
 @checked
