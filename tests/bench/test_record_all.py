@@ -3,7 +3,9 @@
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
 
@@ -37,13 +39,14 @@ def test_every_kernel_has_a_check():
     assert {x.name.split()[-1] for x in kernel_checks("tpu")} == {"values", "gradients", "step"}
 
 
-def test_a_machine_without_an_accelerator_is_refused(tmp_path):
+def test_a_machine_without_an_accelerator_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="interpret: got '' on platform 'cpu'"):
         record_all(tmp_path / "x.json")
     with pytest.raises(ValueError, match="wanted a GPU or TPU"):
         record_all(tmp_path / "x.json", interpret="rocm")
     with pytest.raises(RuntimeError, match="nothing could be begun"):
         record_all(tmp_path / "x.json", minutes=0, interpret="cuda")
+    assert "not begun in 0 minutes; the same command goes on" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -55,6 +58,22 @@ def test_a_rehearsal_ends_in_a_file_and_is_not_repeated(tmp_path):
     before = path.read_bytes()
     assert record_all(path, only="kernel cuda mla step", interpret="cuda") == found
     assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_is_killed_leaves_no_process(tmp_path):
+    """The process that measures keeps the pipe open for as long as it lives."""
+    path, only = tmp_path / "rehearsal.json", "kernel cuda gdn gradients"
+    call = f"record_all(Path({str(path)!r}), only={only!r}, interpret='cuda')"
+    imports = (
+        "from pathlib import Path; from toolkit.bench.accelerator.record_all import record_all"
+    )
+    command = [sys.executable, "-c", f"{imports}; {call}"]
+    with Popen(command, stdout=PIPE, stderr=DEVNULL, text=True) as parent:
+        assert any(line.strip() == only for line in parent.stdout)
+        parent.kill()
+        parent.communicate(timeout=10)
+    assert not path.exists()
 
 
 @pytest.mark.nightly

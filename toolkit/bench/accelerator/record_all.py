@@ -7,13 +7,14 @@ process of its own, so that a kernel that ends the process ends no more than its
 """
 
 import os
-import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import NamedTuple
 
 import jax
@@ -68,13 +69,17 @@ def record_all(
             if time.time() > end:
                 break
             how = [str(path), str(rounds), str(end), only, interpret]
-            ended = subprocess.run([sys.executable, "-m", __name__, *how], check=False).returncode
+            with Popen([sys.executable, "-m", __name__, *how], stdin=PIPE) as child:
+                ended = child.wait()
             records = read_records(path) if path.exists() else []
             if ended and not _is_done(left[0], records):
                 following = [name for name in left if not _is_done(name, records)]
                 records.append(_failure(following[0], f"the process ended with {ended}"))
                 write_records(path, records)
         bar.update(len(names) - len(left) - bar.n)
+    if left:
+        how = f"{len(left)} of {len(names)} were not begun in {minutes:g} minutes"
+        print(f"{how}; the same command goes on with them", file=sys.stderr)
     if not records:
         raise RuntimeError(f"minutes: got {minutes:g}, in which nothing could be begun")
     return records
@@ -102,6 +107,12 @@ def record_here(path: Path, rounds: int, end: float, only: str, interpret: str) 
                     sys.exit(1)
             write_records(path, records)
             jax.clear_caches()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended: a second one would write the same file."""
+    os.read(sys.stdin.fileno(), 1)  # nothing is ever written: it returns at the end of the pipe
+    os._exit(1)
 
 
 def _is_done(name: str, records: list[Record]) -> bool:
@@ -146,6 +157,7 @@ def _cases(platform: str, is_rehearsal: bool) -> Iterator[PlannedCase]:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "implementation=.pallas. is experimental")
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     path, rounds, end, only, interpret = sys.argv[1:]
     # What a user types to have the same again: records quote the command line.
     sys.argv = ["toolkit", "bench", "--all", "--record", Path(path).name]
