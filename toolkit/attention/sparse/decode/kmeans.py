@@ -57,6 +57,7 @@ def k_means(
             own = lax.dynamic_update_slice_in_dim(own, nearest, places[0], axis=1)
             is_row = is_new & (places >= first) & (places < end)
             nearest = jnp.where(is_row, nearest, clusters)
+            block = jnp.where(is_row[None, :, None], block, 0)  # rows past the end may be NaN
             members = jax.nn.one_hot(nearest, clusters, dtype=precise, axis=1)
             return sums + members @ block, sizes + members.sum(axis=2), own
 
