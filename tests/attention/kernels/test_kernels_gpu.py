@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from float64 import enable_x64
 from hopper import H200, INTERPRETER, assert_no_races, forget_kernels, lowered, relative_error
 from jax import lax
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
@@ -22,8 +21,8 @@ from tiers import by_night
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
 from toolkit.attention.kernels.gpu import chunked as gpu_chunked
-from toolkit.attention.kernels.gpu.factors import Delta, exact_sums
-from toolkit.attention.kernels.gpu.factors import _scores as scores_of_chunks
+from toolkit.attention.kernels.gpu.channels import channel_factors
+from toolkit.attention.kernels.gpu.factors import Delta
 from toolkit.attention.kernels.gpu.gradients import WIDEST
 from toolkit.attention.kernels.gpu.solve import INSTRUCTIONS, solve
 from toolkit.attention.kernels.gpu.step import step
@@ -158,7 +157,9 @@ def test_chunks_equal_the_token_loop(name):
         g = jnp.where(random.random(jumps.shape) < 0.2, jumps.astype(np.float32), inputs.g)
         inputs = inputs._replace(g=g)
     documents = None
-    if name in ("simple decay", "gated delta net"):  # inside a chunk, and at its edge
+    if name == "kimi delta attention":  # a strength of zero has a gradient all the same
+        inputs = inputs._replace(beta=inputs.beta.at[:, ::9].set(0.0))
+    if name in ("simple decay", "channels", "gated delta net"):  # inside a chunk, and at its edge
         ends = jnp.array([30, 64, 120])
         documents = jnp.searchsorted(ends, jnp.arange(sizes["time"]), side="right")
         documents = documents[None].astype(jnp.int32)
@@ -193,32 +194,30 @@ def test_heads_of_values_may_share_keys(channels):
         assert relative_error(value, reference) < OUTPUT
 
 
-@pytest.mark.parametrize("channels", [1, pytest.param(16, marks=pytest.mark.nightly)])
-def test_scores_lose_nothing_beside_abrupt_gates(channels):
+def exact_factors(q, k, g):
+    """In float64, with a decay per pair of tokens and channel."""
+    total = np.cumsum(g, axis=0)
+    past = np.tril(np.ones((64, 64), bool))[..., None]
+    survives = np.exp(np.where(past, total[:, None] - total[None], -np.inf))
+    scores, system = (np.einsum("ik,jk,ijk->ij", x, k, survives) for x in (q, k))
+    return np.exp(total) * q, np.exp(total[-1] - total) * k, scores, np.tril(system, -1)
+
+
+@pytest.mark.parametrize("name", ["mild", pytest.param("abrupt", marks=pytest.mark.nightly)])
+def test_factors_of_channels_lose_nothing_beside_abrupt_gates(name):
     random = np.random.default_rng(0)
-    x, k = random.standard_normal((2, 1, 1, 64, 16)).astype(np.float32)
-    g = -np.logaddexp(0, random.standard_normal((1, 1, 64, channels))) / 4
-    g = np.where(random.random(g.shape) < 0.3, random.choice([-87.0, -50.0], g.shape), g)
-
-    def exact(x, k, g):
-        total = jnp.cumsum(jnp.broadcast_to(g, x.shape), axis=2)
-        past = jnp.tril(jnp.ones((64, 64), bool))[..., None]
-        between = jnp.where(past, total[:, :, :, None] - total[:, :, None], -jnp.inf)
-        return jnp.einsum("rnik,rnjk,rnijk->rnij", x, k, jnp.exp(between))
-
-    def results(scores, *inputs):
-        def loss(*inputs):
-            return jnp.sum(jnp.sin(scores(*inputs)))
-
-        return scores(*inputs), *jax.grad(loss, argnums=(0, 1, 2))(*inputs)
-
-    inputs = [jnp.asarray(z, F32) for z in (x, k, g)]
-    got = results(lambda x, k, g: scores_of_chunks(x, k, exact_sums(g)), *inputs)
-    with enable_x64(True):
-        want = results(exact, *(z.astype(jnp.float64) for z in inputs))
-    assert relative_error(got[0], want[0]) < FLOAT32
-    for a, b in zip(got[1:], want[1:], strict=True):
-        assert relative_error(a, b) < FLOAT32
+    q, k = (jnp.asarray(random.standard_normal((1, 64, 1, 128)), BF16) for _ in range(2))
+    g = -np.logaddexp(0, random.standard_normal(q.shape)) / 4
+    if name == "abrupt":
+        g = np.where(random.random(g.shape) < 0.3, random.choice([-87.0, -50.0], g.shape), g)
+    g, beta = jnp.asarray(g, F32), jnp.ones((1, 64))
+    got = channel_factors(q, k, q, g, beta, None, interpret=INTERPRETER)
+    assert_no_races()
+    want = exact_factors(*(np.array(x[0, :, 0], np.float64) for x in (q, k, g)))
+    assert got.delta is not None
+    found = got.read, got.leave, got.scores, got.delta.system
+    for value, reference in zip(found, want, strict=True):
+        assert relative_error(value[0, 0], reference) < 1.5 * ROUNDING
 
 
 @pytest.mark.parametrize("is_delta", [pytest.param(False, marks=pytest.mark.nightly), True])
@@ -264,14 +263,15 @@ def test_inverse_of_repeated_keys():
     system = 1.9 * jnp.tril(gram, -1)
     values = make_inputs(1, 64, 64, 32).v[None]
     delta = Delta(system, k, jnp.full((1, 1, 2, 64), 1.9))
-    got = solve(delta, values, interpret=INTERPRETER)
+    tokens = jnp.moveaxis(values, 1, 2).reshape(1, 64, 1, 32)
+    got = solve(delta, tokens, interpret=INTERPRETER)
     assert_no_races()
     inverse = np.linalg.inv(np.eye(64) + np.array(system[0, 0], np.float64))
     want = [1.9 * inverse @ np.array(x[0, 0], np.float64) for x in (values, k)]
     assert relative_error(got.inverse[0, 0], inverse) < ROUNDING
     assert relative_error(got.values[0, 0], want[0]) < ROUNDING
     assert relative_error(-got.erase[0, 0], want[1]) < ROUNDING
-    program = str(jax.make_jaxpr(solve)(delta, values))
+    program = str(jax.make_jaxpr(solve)(delta, tokens))
     assert program.count("wgmma_ref ") == INSTRUCTIONS + 2 * 2 * 4  # of T, and of U and E
 
 
@@ -293,8 +293,8 @@ def test_real_shapes_lower_for_cuda(shape):
         return out, pull(out)
 
     inputs = abstract(heads, time, size, channels, is_delta)
-    kernels = 4 if channels == 1 or is_delta else 3  # prepare or solve, walk, outputs, walk back
-    kernels += 2 * (channels == 1 and size <= WIDEST)  # prepare again, gradients
+    kernels = 4 + (channels != 1 and is_delta)  # prepare, or factors and solve; walks, outputs
+    kernels += 2 * (channels != 1 or size <= WIDEST)  # prepare or factors again, gradients
     assert lowered(train, inputs).count("custom_call @mosaic_gpu") == kernels
     token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
     assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1

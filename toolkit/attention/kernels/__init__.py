@@ -22,14 +22,13 @@ NVIDIA Hopper, in `gpu/` (Mosaic GPU; H100, H200, GH200; bfloat16)
     chunked       chunked: the phases below one after another; and their gradient
     step          step: decode one token, the state read and written once
     prepare       what does not depend on the state, for all chunks, on chip
-    factors       the same by XLA, where every channel decays on its own
+    channels      the factors alone, where every channel decays on its own
+    channel_gradients  gradients of those
+    factors       what they are, and by XLA for gradients of wide heads
     solve         the inverse of each chunk's system, on chip
     walk          the walk over chunks with the state in registers, and the walk back
     outputs       what every token reads
     gradients     gradients of queries, keys, values and gates, once the walk back is done
     latent        one query per head against a latent cache
-    pages         one query per head against the pages of a cache that a table names
-    tokens        one query per head against listed tokens of a cache (Triton, as the next)
-    tiles         a whole sequence against the tiles it keeps; which tiles SALE keeps
     support       chips, sizes, and how a kernel is launched
 """

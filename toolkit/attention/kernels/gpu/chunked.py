@@ -17,10 +17,10 @@ A chunk is 64 tokens. The work is split where its parallelism changes:
 
 Kept for the way back are the inputs, T, N and the states at chunk boundaries. What belongs to
 tokens is read and written where they lie, [batch, time, heads, size]: nothing is copied before or
-after, or repeated where heads of values share a query and key. Where channels decay apart, XLA
-prepares the factors (`factors`) and `solve` the rest. Their gradients, and those of heads
-beyond 128, are XLA's but for the walk: batched products and the pullback of the factors, which copy
-their inputs, heads before time.
+after, or repeated where heads of values share a query and key. Where channels decay apart,
+`channels` finds the factors and `solve` the rest; on the way back XLA multiplies what the walk
+leaves, from copies with heads before time, and `channel_gradients` does the rest. Gradients of
+heads beyond 128 with one decay are XLA's but for the walk (`factors`).
 
 Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
@@ -42,11 +42,11 @@ that takes at 4.8 TB/s (modelled, as is the floor):
                            forward            forward and backward
     simple decay            1.9 GB  0.4 ms     4.8 GB  1.0 ms
     Gated DeltaNet          2.7 GB  0.6 ms     6.4 GB  1.3 ms
-    Kimi Delta Attention   16.9 GB  3.5 ms    49.0 GB  10 ms
+    Kimi Delta Attention    3.4 GB  0.7 ms
 
-Next to gain are the scores of channels, whose exponentials XLA writes to memory, and their
-gradients; gradients on chip for heads of 256; and, in the walk back, R and L from the queries and
-keys themselves. A mixer's call moves 1.5 GB more, as it looks for NaN in its inputs and keeps them
+Next to gain are the products that XLA makes on the way back where channels decay apart; gradients
+on chip for heads of 256; and, in the walk back, R and L from the queries and keys themselves. A
+mixer's call moves 1.5 GB more, as it looks for NaN in its inputs and keeps them
 from spreading.
 
 What bf16 costs: with keys of unit length in directions of their own, outputs and gradients stay
@@ -79,6 +79,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention.execution.derivatives import no_derivative
+from toolkit.attention.kernels.gpu.channel_gradients import channel_gradients
+from toolkit.attention.kernels.gpu.channels import channel_factors
 from toolkit.attention.kernels.gpu.factors import (
     Delta,
     Factors,
@@ -94,6 +96,8 @@ from toolkit.attention.kernels.gpu.prepare import prepare
 from toolkit.attention.kernels.gpu.solve import solve
 from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, check_chip, check_heads, padded
 from toolkit.attention.kernels.gpu.walk import walk, walk_backward
+
+SMALLEST = 1e-6  # of a beta that gradients are divided by
 
 
 def chunked(
@@ -139,15 +143,14 @@ def chunked(
     check_heads(q.shape[-1], v.shape[-1])
     check_chip(interpret)
     key, value = q.shape[-1], v.shape[-1]
-    if g.shape[-1] != 1:
-        g = padded(g, 64)
+    g = padded(g, 64) if g.shape[-1] != 1 else _rows(g)
     heads, sizes = v.shape[2], initial_state.shape
     state = initial_state.reshape(-1, *initial_state.shape[2:])
     state = jnp.pad(state, [(0, 0), (0, -key % 64), (0, -value % 32)])
     if documents is not None:
         documents = jnp.repeat(documents, heads, axis=0)
     beta = None if beta is None else _rows(beta)
-    inputs = padded(q, 64), padded(k, 64), padded(v, 32), _rows(g), beta, documents, state
+    inputs = padded(q, 64), padded(k, 64), padded(v, 32), g, beta, documents, state
     out, state = _differentiable(*inputs, interpret)
     return out[..., :value], state[:, :key, :value].reshape(sizes)
 
@@ -176,11 +179,10 @@ def _forward(q, k, v, g, beta, documents, initial_state, interpret):
         matrices, solved = prepare(q, k, v, g, beta, documents, interpret=interpret)
         solution = Solution(*solved) if solved else None
     else:
-        matrices, solution = _factors(q, k, v, g, beta, documents), None
-        if matrices.delta is None:
-            matrices = matrices._replace(values=v)
-        else:
-            solution = solve(matrices.delta, matrices.values, interpret=interpret)
+        matrices = channel_factors(q, k, v, g, beta, documents, interpret=interpret)
+        solution = None
+        if matrices.delta is not None:
+            solution = solve(matrices.delta, v, interpret=interpret)
     states, written, final_state = walk(matrices, solution, initial_state, interpret=interpret)
     is_in_place, heads = solution is None, v.shape[2]
     out = outputs(matrices, states, written, heads, is_in_place=is_in_place, interpret=interpret)
@@ -192,7 +194,7 @@ def _backward(interpret, saved, cotangents):
     q, k, v, g, beta, documents, states, written, inverse = saved
     d_out, d_final_state = no_derivative("the gradient", cotangents)
     if g.shape[-1] != 1 or max(q.shape[-1], v.shape[-1]) > WIDEST:
-        return _backward_by_xla(interpret, saved, d_out, d_final_state)
+        return _backward_by_products(interpret, saved, d_out, d_final_state)
     inputs = q, k, v, g, beta, documents
     matrices, erase = prepare(*inputs, inverse, interpret=interpret)
     d_states, d_written, d_initial_state = walk_backward(
@@ -203,10 +205,15 @@ def _backward(interpret, saved, cotangents):
     return (*of_inputs, None, d_initial_state)
 
 
-def _backward_by_xla(interpret, saved, d_out, d_final_state):
-    """For channels that decay apart and heads beyond 128; only the walk is a kernel."""
+def _backward_by_products(interpret, saved, d_out, d_final_state):
+    """For channels that decay apart and heads beyond 128: XLA multiplies what the walk leaves."""
     q, k, v, g, beta, documents, states, written, inverse = saved
-    matrices, pull = jax.vjp(partial(_factors, documents=documents), q, k, v, g, beta)
+    are_apart, pull = g.shape[-1] != 1, None
+    if are_apart:
+        matrices = channel_factors(q, k, v, g, beta, documents, interpret=interpret)
+        matrices = matrices._replace(values=cut(_rows(v)))
+    else:
+        matrices, pull = jax.vjp(partial(_factors, documents=documents), q, k, v, g, beta)
     erase = None
     if matrices.delta is None:
         written = matrices.values
@@ -246,7 +253,25 @@ def _backward_by_xla(interpret, saved, d_out, d_final_state):
         values=d_values,
         delta=d_delta,
     )
-    return (*pull(d_matrices), None, d_initial_state)
+    if pull is not None:
+        return (*pull(d_matrices), None, d_initial_state)
+    d_values = jnp.moveaxis(d_values.reshape(*v.shape[:1], v.shape[2], -1, v.shape[-1]), 1, 2)
+    d_matrices = d_matrices._replace(through=matrices.through * d_matrices.through)
+    of_tokens = partial(channel_gradients, q, k, g, documents, interpret=interpret)
+    if d_delta is None:
+        d_q, d_k, d_g, d_beta = of_tokens(d_matrices)
+    else:
+        # The kernel takes the system's gradient times beta, as it multiplies the keys, and gives
+        # that of beta times beta; where beta is zero a number that changes no key stands for it.
+        strength = jnp.where(jnp.abs(cut(beta)) < SMALLEST, SMALLEST, cut(beta))
+        system = (strength[..., None] * d_delta.system).astype(BF16)
+        d_q, d_k, d_g, of_beta = of_tokens(
+            d_matrices._replace(delta=d_delta._replace(system=system))
+        )
+        assert of_beta is not None
+        d_beta = jnp.sum(d_delta.strengths, axis=2) + of_beta / strength
+        d_beta = d_beta.reshape(len(d_beta), -1)
+    return d_q, d_k, d_values, d_g, d_beta, None, d_initial_state
 
 
 _differentiable = jax.custom_vjp(_values, nondiff_argnums=(7,))

@@ -35,7 +35,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from toolkit.attention.kernels.gpu.factors import Delta, Solution
-from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, program
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, program, token_place
 from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 BLOCK = 16  # tokens of a block on the diagonal: the rows of a warp, and the K of a WGMMA
@@ -44,7 +44,7 @@ STRIP = (CHUNK, BLOCK)
 INSTRUCTIONS = 3 * (3 * 8 + 4 + 7)  # of 64 x 16 x 16: of three doublings, and of the two merges
 
 
-def _halves(x: Array) -> tuple[Array, Array]:
+def halves(x: Array) -> tuple[Array, Array]:
     """Two bf16 numbers whose sum is x without its last 8 bits."""
     high = x.astype(BF16)
     return high, (x - high.astype(F32)).astype(BF16)
@@ -91,14 +91,14 @@ def write_solution(system, values, keys, strengths, scratch: Scratch, results, i
         return jnp.where(own == block, x, 0.0)
 
     def store(pair, x):
-        for buffer, half in zip(pair, _halves(x), strict=True):
+        for buffer, half in zip(pair, halves(x), strict=True):
             buffer[...] = half
 
     def product(*terms):
         """The sum of strips times a block of a strip in shared memory, to 16 bits."""
         pairs = []
         for x, (high, low), block in terms:
-            x_high, x_low = _halves(x)
+            x_high, x_low = halves(x)
             right = high.at[_tokens(block)]
             pairs += [(x_high, right), (x_high, low.at[_tokens(block)]), (x_low, right)]
         return sum_of_products(STRIP, pairs, interpret)
@@ -146,7 +146,7 @@ def write_solution(system, values, keys, strengths, scratch: Scratch, results, i
         for block, strip in enumerate(strips):
             by_token = sign * strengths(strength, _tokens(block))
             scaled = strip * lax.broadcast_in_dim(by_token, STRIP, (1,))
-            pairs += [(half, buffer.at[_tokens(block)]) for half in _halves(scaled)]
+            pairs += [(half, buffer.at[_tokens(block)]) for half in halves(scaled)]
         applied = sum_of_products(buffer.shape, pairs, interpret)
         plgpu.commit_smem()  # whatever was read of the buffer has been read
         buffer[...] = applied.astype(BF16)
@@ -163,15 +163,15 @@ def write_solution(system, values, keys, strengths, scratch: Scratch, results, i
 
 
 def solve(
-    delta: Delta, values: Float[Array, "rows chunks C value"], *, interpret: Any = False
+    delta: Delta, values: Float[Array, "batch time heads value"], *, interpret: Any = False
 ) -> Solution:
-    """T, U and E of all chunks in bf16, one thread block per chunk.
+    """T, U and E of all chunks in bf16, one thread block per chunk; values are read in place.
 
     6.6 C^3 multiply-adds of bf16 per chunk for T (`INSTRUCTIONS`), and 2 C^2 (K + V); 6 C^2 +
     4 C (K + V) bytes.
     """
     rows, count, _, key = delta.keys.shape
-    value = values.shape[-1]
+    heads, value = values.shape[2:]
 
     grid = (rows, count)
 
@@ -180,8 +180,9 @@ def solve(
         *buffers, strips, loaded = refs[7:]
         row, chunk = program(grid)
         place = row, chunk
-        for source, buffer in zip(sources, buffers, strict=True):
-            plgpu.copy_gmem_to_smem(source.at[place], buffer, loaded)
+        parts = place, token_place(*place, heads), place, place
+        for source, part, buffer in zip(sources, parts, buffers, strict=True):
+            plgpu.copy_gmem_to_smem(source.at[part], buffer, loaded)
         plgpu.barrier_wait(loaded)
         system, values, keys, strengths = buffers
         results = [x.at[place] for x in (inverse, new_values, erase)]
