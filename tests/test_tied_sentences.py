@@ -28,11 +28,11 @@ from prose import (
 import toolkit
 from toolkit.lab.lessons.catalogue import load_outline
 
-CLAIMS = found()
+claims = functools.cache(found)
 
 
 def test_a_claim_is_tied() -> None:
-    found = untied(CLAIMS)
+    found = untied(claims())
     assert not found, "tie, cite or cut (tests/support/prose.py):\n" + "\n".join(found)
 
 
@@ -77,7 +77,7 @@ def fault(kind: str, words: str, page: str) -> str:
 
 def test_marks_hold() -> None:
     wrong = []
-    for group in CLAIMS:
+    for group in claims():
         if group.marks and not group.sentences:
             wrong.append(f"{group.page}: a mark without a claim, {group.marks}")
         for kind, words in group.marks:

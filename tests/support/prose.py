@@ -123,6 +123,8 @@ def in_markdown(path: Path, page: str) -> Iterator[Claims]:
 def in_captions(path: Path, page: str) -> Iterator[Claims]:
     """The claims of a panel's captions. What a placeholder fills in comes from the panel's data."""
     source = path.read_text(encoding="utf-8")
+    if "def sentence(" not in source:
+        return
     comments = [
         (token.start[0], *found.groups())
         for token in tokenize.generate_tokens(io.StringIO(source).readline)

@@ -86,8 +86,12 @@ def _transformers(
 ) -> tuple[Callable[[], list[list[int]]], LoopedLM]:
     """transformers' engine as a contender, and ours with its weights."""
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+    from transformers.generation.configuration_utils import (
+        ContinuousBatchingConfig,
+        GenerationConfig,
+    )
+    from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
     torch.set_num_threads(cores)
     torch.manual_seed(0)

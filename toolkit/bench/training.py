@@ -153,7 +153,8 @@ def _torch_llama(
 ) -> tuple[Callable[[], float], LoopedLM]:
     """Its step, and our model with its first weights."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
