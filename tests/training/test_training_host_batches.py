@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -135,6 +136,14 @@ def test_fit_reads_and_resumes(tmp_path):
     run(tmp_path / "cut", 5)
     cut, whole = run(tmp_path / "cut", 10), run(None, 10)
     np.testing.assert_array_equal(cut.state.params, whole.state.params)
+
+
+def test_a_step_that_draws_no_batch_is_refused():
+    step = training.make_train_step(lambda w, batch: jnp.mean(w * batch), optax.sgd(0.1))
+    state = training.TrainState.create(jnp.float32(1), optax.sgd(0.1))
+    data = record_batches([np.float32(1)] * 4, seed=0, batch=2)
+    with pytest.raises(ValueError, match=r"HostBatches and .* wanted .*=HostBatches\.sample"):
+        training.fit(state, step, data, training.FitOptions(3, log_every=1))
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,12 @@ def fit_bigram(optimizer=None, loss=bigram_loss, **arguments):
     )
 
 
+def test_a_result_is_printed_in_one_line():
+    text = repr(fit_bigram())
+    assert text.startswith("FitResult: complete; step 6, ")
+    assert len(text.splitlines()) == 1
+
+
 def test_stop_function_ends_the_run_also_outside_the_main_thread(capsys):
     results = []
     rows = []
@@ -182,7 +188,7 @@ def test_options_are_checked():
         training.FitOptions(3, checkpoint_minutes=0)
     with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got 0"):
         training.FitOptions(10, checkpoint_every=0)
-    with pytest.raises(ValueError, match="log_every=2 exceeds the train step's most_steps=1"):
+    with pytest.raises(ValueError, match=r"most_steps=1: set log_every=1, or .* `sample`"):
         fit_bigram(options={"log_every": 2})
 
 

@@ -84,7 +84,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class FitResult:
-    """The result of a run.
+    """The result of a run; printed, it is a line.
 
     Attributes:
         state: the last train state.
@@ -102,6 +102,12 @@ class FitResult:
     state: TrainState
     history: list[dict[str, Any]]
     stopped_by: str | None
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        numbers = [f"{name} {x:.4g}" for name, x in last.items() if isinstance(x, int | float)]
+        ended = f"stopped by {self.stopped_by}" if self.stopped_by else "complete"
+        return f"{type(self).__name__}: {ended}; {', '.join(numbers)}"
 
 
 @checked
@@ -157,7 +163,13 @@ def fit(
     if options.log_every > train_step.most_steps:
         raise ValueError(
             f"log_every={options.log_every} exceeds the train step's most_steps="
-            f"{train_step.most_steps}: build it with most_steps={options.log_every}"
+            f"{train_step.most_steps}: set log_every={train_step.most_steps}, or build the step "
+            f"with `sample` and most_steps={options.log_every}"
+        )
+    if isinstance(data, HostBatches | AdaptiveBatches) and not train_step.is_sampled:
+        raise ValueError(
+            f"data: got {type(data).__name__} and a train step without `sample`, wanted one built "
+            "with sample=HostBatches.sample"
         )
     run = {"configuration": configuration or {}}
     with ExitStack() as stack:

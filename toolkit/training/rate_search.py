@@ -36,7 +36,7 @@ from toolkit.training.loop import (
 from toolkit.training.step import sharded_sample
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RateSearch(FitResult):
     """The result of a search in training: the trained state, its history, and the search.
 

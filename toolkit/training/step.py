@@ -32,6 +32,7 @@ class TrainStep:
 
     Attributes:
         most_steps: the largest number of updates in one call.
+        is_sampled: whether a batch is drawn from the data, which is the batch itself otherwise.
         exchange: how replicas agree on the gradient; None: the compiler sums.
 
     Example:
@@ -42,8 +43,12 @@ class TrainStep:
         (1, [4.0])
     """
 
-    def __init__(self, update: Callable, most_steps: int, exchange: ExchangePlan | None = None):
+    def __init__(
+        self, update: Callable, most_steps: int, is_sampled: bool,
+        exchange: ExchangePlan | None = None,
+    ):  # fmt: skip
         self.most_steps = most_steps
+        self.is_sampled = is_sampled
         self.exchange = exchange
         program = jax.jit(
             partial(run_updates, update, most_steps=most_steps),
@@ -130,7 +135,7 @@ def make_train_step(
     draw = sharded_sample(sample or _whole, batch_sharding)
     how: dict[str, Any] = {"passes": accumulate, "weigh": weigh, "exchange": exchange}
     update = make_update(loss_in_compute_dtype, optimizer, draw, _metrics, **how)
-    return TrainStep(update, most_steps, exchange)
+    return TrainStep(update, most_steps, sample is not None, exchange)
 
 
 @checked
