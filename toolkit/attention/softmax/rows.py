@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._attend import masked_softmax
+from toolkit.attention._attend import Mask, masked_softmax
 from toolkit.attention._shapes import known
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.scores import Context, Inputs, Options, at_ages, capped, kept
@@ -94,16 +94,32 @@ def attend_rows(
     return out.reshape(batch, time, heads, -1).astype(q.dtype), lse
 
 
-def in_stages(run: Callable[..., Array], chunks: Any, *, rows: int, keys: int) -> Array:
+def split_rows(x: Array, rows: int, axis: int = 1) -> Array:
+    """[..., time, ...] as [chunks, ..., rows, ...]; zeros fill the last chunk."""
+    chunks, widths = -(-x.shape[axis] // rows), [(0, 0)] * x.ndim
+    widths[axis] = (0, chunks * rows - x.shape[axis])
+    x = jnp.pad(x, widths).reshape(*x.shape[:axis], chunks, rows, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
+
+
+def join_rows(x: Array, time: int) -> Array:
+    """Undo `split_rows`: [chunks, batch, rows, ...] as [batch, time, ...]."""
+    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :time]
+
+
+def in_stages(run: Callable[..., Array], chunks: Any, mask: Mask, *, rows: int, keys: int) -> Array:
     """Run causal chunks of queries in groups, each of which meets the keys up to its last query.
 
     Four groups compute 5/8 of the products of queries and keys, of which 1/2 are needed; one loop
-    over all chunks would compute all. Each group is compiled by itself, so it has to be long.
+    over all chunks would compute all, as it does where queries do not start at the first key, or
+    are as many as a symbol. Each group is compiled by itself, so it has to be long.
 
-    `run` is called with the chunks of a group, arrays [chunks, ...], and the number of keys that
-    they may see; a chunk has `rows` queries, the first of which stands at the first of `keys` keys.
+    `run` is called with the chunks of a group, arrays [chunks, ...] of `rows` queries each, and the
+    number of keys that they may see.
     """
-    count = len(jax.tree.leaves(chunks)[0])
+    count = jax.tree.leaves(chunks)[0].shape[0]
+    if mask.query_start is not None or not isinstance(count, int):
+        return run(chunks, keys)
     stages = min(MOST_STAGES, max(1, count // CHUNKS_PER_STAGE))
     ends = [count * stage // stages for stage in range(stages + 1)]
     outs = []
@@ -120,13 +136,8 @@ def attend_chunks(options: Options, inputs: Inputs, context: Context) -> Any:
         return attend_rows(options, inputs, context)
     chunks = -(-time // ROWS)
 
-    def split(x, axis):  # [chunks, ...], or None where there is nothing, or the same for all
-        if x is None or x.shape[axis] == 1:
-            return None
-        widths = [(0, 0)] * x.ndim
-        widths[axis] = (0, chunks * ROWS - time)
-        x = jnp.pad(x, widths).reshape(*x.shape[:axis], chunks, ROWS, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 0)
+    def split(x, axis):  # None where there is nothing, or the same for all
+        return None if x is None or x.shape[axis] == 1 else split_rows(x, ROWS, axis)
 
     documents, allowed = context.mask.documents, context.mask.allowed
     of_chunks = (
@@ -149,9 +160,6 @@ def attend_chunks(options: Options, inputs: Inputs, context: Context) -> Any:
             mask = replace(mask, documents=documents._replace(query=query))
         return attend_rows(options, inputs, context._replace(mask=mask), first)
 
-    def join(x):
-        return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], chunks * ROWS, *x.shape[3:])[:, :time]
-
     firsts = ROWS * jnp.arange(chunks, dtype=jnp.int32)
     run = lambda x: chunk(*x, inputs, context)  # noqa: E731
-    return tuple(map(join, lax.map(run, (firsts, of_chunks))))
+    return tuple(join_rows(x, time) for x in lax.map(run, (firsts, of_chunks)))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Mask, Segments
 from toolkit.attention._shapes import known
-from toolkit.attention.softmax.rows import attend_rows, in_stages
+from toolkit.attention.softmax.rows import attend_rows, in_stages, join_rows, split_rows
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 
@@ -30,7 +30,6 @@ def attend_fading(
     segments = mask.documents
     time, keys = q.shape[1], k.shape[-1]
     rows = min(known(rows), known(time))
-    chunks = -(-time // rows)
     start, first, stop = (x.reshape(-1, 1) for x in mask.places(keys))
     index = jnp.arange(keys, dtype=jnp.int32)[None]
     exists = ((index >= first) & (index < stop))[:, None]
@@ -39,10 +38,6 @@ def attend_fading(
     reach = until_document_ends(is_wrong, segments)
     # A chunk may go on past the last key.
     g, reach = (jnp.pad(x, ((0, 0), (0, 0), (0, rows))) for x in (g, reach))
-
-    def split(x):
-        x = jnp.pad(x, ((0, 0), (0, chunks * rows - time), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(x.shape[0], chunks, rows, *x.shape[2:]), 1, 0)
 
     @partial(jax.checkpoint, prevent_cse=False)
     def chunk(first, q, documents, k, v, g):
@@ -54,18 +49,14 @@ def attend_fading(
         spoilt = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, rows, axis=-1))(reach, at)
         return jnp.where(spoilt.swapaxes(1, 2)[..., None], jnp.nan, out)
 
-    firsts = rows * jnp.arange(chunks, dtype=jnp.int32)
-    of_chunks = firsts, split(q), segments and split(segments.query)
+    firsts = rows * jnp.arange(-(-time // rows), dtype=jnp.int32)
+    of_chunks = firsts, split_rows(q, rows), segments and split_rows(segments.query, rows)
 
     def run(of_chunks, seen):
         own = k[..., :seen], v[..., :seen], g[..., : seen + rows]
         return lax.map(lambda x: chunk(*x, *own), of_chunks)
 
-    if mask.query_start is None and isinstance(chunks, int):
-        out = in_stages(run, of_chunks, rows=rows, keys=keys)
-    else:
-        out = run(of_chunks, keys)
-    return jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *out.shape[3:])[:, :time]
+    return join_rows(in_stages(run, of_chunks, mask, rows=rows, keys=keys), time)
 
 
 def _decays(rows: int, g: Array, at: Array) -> Float[Array, "heads rows keys"]:

@@ -25,7 +25,7 @@ from toolkit.attention._shapes import known
 from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
 from toolkit.attention.softmax.positions.fading import until_document_ends
-from toolkit.attention.softmax.rows import ROWS, in_stages
+from toolkit.attention.softmax.rows import ROWS, in_stages, join_rows, split_rows
 
 BLOCK = 32  # keys; the inverse of a block is as wide
 
@@ -66,11 +66,6 @@ def attend_along_path(
     v = jnp.pad(path.v, ((0, 0), (0, 0), (0, 0), (0, blocks.index.size - keys)))
 
     rows = min(known(ROWS), known(time))
-    chunks = -(-time // rows)
-
-    def split(x):
-        x = jnp.pad(x, ((0, 0), (0, chunks * rows - time), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(x.shape[0], chunks, rows, *x.shape[2:]), 1, 0)
 
     @partial(jax.checkpoint, prevent_cse=False)
     def chunk(q, documents, at, blocks, v):
@@ -108,14 +103,11 @@ def attend_along_path(
 
     place = start + jnp.arange(time, dtype=jnp.int32)[None]
     place = jnp.broadcast_to(place, (batch, time))
-    documents = mask.documents and split(mask.documents.query)
+    documents = mask.documents and split_rows(mask.documents.query, rows)
     with jax.default_matmul_precision("highest"):
-        of_chunks = split(q), documents, split(place)
-        if mask.query_start is None and isinstance(chunks, int):
-            out = in_stages(run, of_chunks, rows=rows, keys=keys)
-        else:
-            out = run(of_chunks, keys)
-    out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :time]
+        of_chunks = split_rows(q, rows), documents, split_rows(place, rows)
+        out = in_stages(run, of_chunks, mask, rows=rows, keys=keys)
+    out = join_rows(out, time)
     # A query past the last key has no room; its cache says so.
     at = partial(jnp.take, axis=-1, mode="clip")
     is_spoilt = jax.vmap(at)(spoilt, place)
