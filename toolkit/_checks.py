@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
@@ -220,6 +220,12 @@ def _check_multiple(multiple: Multiple, sizes: dict[str, Any]) -> None:
         raise ValueError(
             f"{multiple.of_many} must be a multiple of {multiple.of_few}; got {many} and {few}."
         )
+
+
+def check_choice(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Refuse a value that is not among those known, which the message lists."""
+    if value not in (known := list(known)):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
 
 
 def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str) -> None:

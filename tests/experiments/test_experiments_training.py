@@ -123,7 +123,7 @@ def test_command_lists_and_refuses(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_enable_compilation_cache", lambda: None)
     for arguments, status, word in (
         (["--list"], 0, "needle"),
-        (["nothing"], 2, "wanted one of needle"),
+        (["nothing"], 2, "must be one of 'needle'"),
         (["needle", "--seeds", "0"], 2, "seeds"),
     ):
         monkeypatch.setattr("sys.argv", ["toolkit", "experiment", *arguments])

@@ -51,5 +51,5 @@ def test_a_size_for_a_room_enlarges_what_is_made_next() -> None:
     finally:
         use_size("page")
     assert new_figure(4, 3, dots_per_inch=100).canvas.get_width_height() == (400, 300)
-    with pytest.raises(ValueError, match="size: got 'wall', wanted one of page, projector"):
+    with pytest.raises(ValueError, match="size must be one of 'page', 'projector'"):
         use_size("wall")

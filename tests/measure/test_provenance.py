@@ -57,7 +57,7 @@ def test_a_record_knows_where_it_comes_from():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": "guessed"}, "want one of measured, recorded, modelled"),
+        ({"kind": "guessed"}, "kind must be one of 'measured', 'recorded', 'modelled'"),
         ({"value": float("nan")}, "value must be a finite number; got nan"),
         ({"samples": [float("inf")]}, "samples must be"),
     ],

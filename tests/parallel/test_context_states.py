@@ -84,7 +84,7 @@ def test_what_is_not_finite_stays_in_its_document(name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "full"}, "name='full': want one of linear, "),
+        ({"name": "full"}, "name must be one of 'linear', "),
         ({"inputs": ()}, "inputs: got 0 arrays, want 4: q, k, v, g"),
         ({"time": 30}, "time=30 is not divisible by 4 parts .* 32 would be"),
         ({"axis": "model"}, "axis 'model': the mesh has 'context'"),

@@ -66,7 +66,7 @@ def test_auto_is_the_default_and_some_devices_will_do():
         ({"data": 4, "model": 4}, {}, "data 4 x model 4 = 16 devices, but there are 8"),
         ({"data": 0}, {}, "axis 'data' has size 0: want a positive integer"),
         ({"data": 8.0}, {}, "axis 'data' has size 8.0"),
-        ({"data": 8}, {"axis_type": "manual"}, "axis_type='manual': want one of auto, explicit"),
+        ({"data": 8}, {"axis_type": "manual"}, "axis_type must be one of 'auto', 'explicit'"),
         ({}, {}, "axes is empty"),
     ],
 )

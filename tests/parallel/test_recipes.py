@@ -211,7 +211,7 @@ def test_ray_starts_again_and_leaves_no_child(tmp_path):
 
 
 def test_unknown_clusters_and_sizes_are_refused():
-    with pytest.raises(ValueError, match="slurm, kubernetes, ray, tpu"):
+    with pytest.raises(ValueError, match="'slurm', 'kubernetes', 'ray', 'tpu'"):
         launch_recipe(TRAIN, "cloud")
     for name, value in (("hosts", 0), ("devices", 0), ("restarts", -1)):
         with pytest.raises(ValueError, match=f"{name}: got {value}"):

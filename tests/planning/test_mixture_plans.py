@@ -225,7 +225,7 @@ def test_what_is_not_known_is_refused_in_one_line(model, strategy, match):
         ({"fsdp": 8, "expert": 3}, "got 3, nearest that works: 1$"),
         ({"fsdp": 8, "tensor": 4, "expert": 6}, "innermost.*nearest that works: 4$"),
         ({"fsdp": 8, "dispatch": "gather"}, "expert is 1"),
-        ({"fsdp": 8, "expert": 8, "dispatch": "ring"}, "one of all_to_all, gather, ragged"),
+        ({"fsdp": 8, "expert": 8, "dispatch": "ring"}, "one of 'all_to_all', 'gather', 'ragged'"),
         ({"fsdp": 8, "expert": 8, "capacity": 0.0}, "capacity must lie in"),
         ({"fsdp": 8, "expert": 8, "capacity": float("nan")}, "capacity"),
     ],

@@ -228,7 +228,7 @@ def test_chips_beyond_a_node_wait_for_its_network():
         ({"scheme": "mixed"}, "degrees go with the scheme 'mixed'"),
         ({"degrees": (4, 2, 1)}, "degrees go with the scheme 'mixed'"),
         ({"scheme": "mixed", "degrees": (4, 4, 1)}, "degrees must multiply to 8 chips"),
-        ({"weights": "int4"}, "weights must be one of bfloat16, float8"),
+        ({"weights": "int4"}, "weights must be one of 'bfloat16', 'float8'"),
         ({"other_parameters": -1.0}, "other_parameters must not be negative"),
     ],
 )

@@ -339,7 +339,7 @@ def test_constants_refuse_what_no_chip_reaches():
         ({"elementwise": 1.5}, "elementwise must lie in"),
         ({"launch": -1.0}, "launch must lie in"),
         ({"host": 2.0}, "host must lie in"),
-        ({"attention_kernels": "flash-9"}, "attention_kernels must be one of stored, flash-2"),
+        ({"attention_kernels": "flash-9"}, "attention_kernels must be one of 'stored', 'flash-2'"),
     ):
         with pytest.raises(ValueError, match=words):
             dataclasses.replace(Constants(), **change)

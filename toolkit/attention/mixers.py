@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 import jax
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._pytrees import check_classes
 from toolkit._registry import Registry
 from toolkit.attention import linear, softmax
@@ -108,8 +108,7 @@ def mixer(name: str, **options: int) -> Mixer:
         >>> mixer("window", sliding_window=128).options["sliding_window"]
         128
     """
-    if name not in MIXERS:
-        raise ValueError(f"mixer must be one of {', '.join(map(repr, MIXERS))}; got {name!r}.")
+    check_choice("mixer", name, MIXERS)
     row = MIXERS[name]
     unknown = sorted(set(options) - set(row.options))
     if unknown:

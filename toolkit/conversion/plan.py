@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from toolkit._checks import check_fields
+from toolkit._checks import check_choice, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,7 @@ class ConversionPlan:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if list(self.extend_times) != sorted(set(self.extend_times)) or 0 in self.extend_times:
             raise ValueError(f"extend_times are {self.extend_times}; they must grow.")
-        if self.trained not in ("all", "mixers"):
-            raise ValueError(f'trained is {self.trained!r}; it must be "all" or "mixers".')
+        check_choice("trained", self.trained, ("all", "mixers"))
         if not 0 <= self.target_share <= 1:
             raise ValueError(f"target_share is {self.target_share}; it must lie in [0, 1].")
         rise, end = self.supervision

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.conversion.alignment import alignment_losses
 from toolkit.conversion.plan import ConversionPlan
 from toolkit.conversion.selection import kl_guided, restoration_benefits, uniform
@@ -186,8 +186,7 @@ def _check(teacher, word, restored, selection, plan):
             f"word is {word!r}, which the teacher's pattern {config.pattern!r} has already; "
             f"convert to another of {', '.join(STARTABLE)}."
         )
-    if selection not in SELECTIONS:
-        raise ValueError(f"selection is {selection!r}; it must be one of {', '.join(SELECTIONS)}.")
+    check_choice("selection", selection, SELECTIONS)
     layer_numbers = range(layers)
     is_number = isinstance(restored, int)
     fits = restored in layer_numbers if is_number else set(restored) < set(layer_numbers)

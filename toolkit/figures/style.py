@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.colors import LinearSegmentedColormap
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 
 INK = "#1f2933"
 FAINT = "#8a949e"
@@ -149,8 +149,7 @@ def use_size(size: str) -> None:
         >>> use_size("page")
     """
     global _size
-    if size not in SIZES:
-        raise ValueError(f"size: got {size!r}, wanted one of {', '.join(SIZES)}")
+    check_choice("size", size, SIZES)
     _size = size
 
 

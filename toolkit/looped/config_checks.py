@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from toolkit._checks import check_choice
 from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.mixing import LAYERS
 
@@ -51,8 +52,7 @@ def check_loops(config: Any) -> None:
     for name, needed in needs.items():
         if getattr(config, name) and not getattr(config, needed):
             raise ValueError(f"{name} without {needed}: turn it off, or {needed} on.")
-    if config.injection not in ("linear", "diagonal"):
-        raise ValueError(f'injection is {config.injection!r}; want "linear" or "diagonal".')
+    check_choice("injection", config.injection, ("linear", "diagonal"))
     if config.injection != "linear" and not config.input_injection:
         raise ValueError(f"injection {config.injection!r} without input_injection: turn it on.")
     if config.random_start and not config.input_injection:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.looped.mixing.sparse.deepseek_sparse import Stage, recording
 from toolkit.looped.model import LoopedLM
 
@@ -76,8 +76,7 @@ def indexer_losses(
     """
     config = model.config
     words = (*config.layers, *config.prelude_layers, *config.coda_layers)
-    if stage not in ("dense", "sparse"):
-        raise ValueError(f"stage is {stage!r}; it must be 'dense' or 'sparse'.")
+    check_choice("stage", stage, ("dense", "sparse"))
     if "dsa" not in words:
         raise ValueError(f'pattern {config.pattern!r} has no "dsa" layer, so no indexer.')
     view = _Recording(model, stage)

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._compat import set_value
 from toolkit.attention.latent import (
     energy_shares,
@@ -54,8 +54,7 @@ def rotate_latents(
         >>> rotate_latents(model, jnp.array([[5, 3, 8]])).config.pattern
         'mla'
     """
-    if basis not in BASES:
-        raise ValueError(f"basis must be one of {', '.join(BASES)}; got {basis!r}.")
+    check_choice("basis", basis, BASES)
     other = nnx.clone(model)
     keys = jax.random.key(0) if key is None else key
     found = zip(_mla_layers(other), _latents(model, tokens), strict=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import optax
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.lr.shapes import shape_rates
 
@@ -91,8 +91,7 @@ def contender(
         >>> rival.evaluation_params(state, params + updates).shape
         (3,)
     """
-    if name not in CONTENDERS:
-        raise ValueError(f"name must be one of {', '.join(CONTENDERS)}, got {name!r}")
+    check_choice("name", name, CONTENDERS)
     kind = CONTENDERS[name]
     if steps < 2:
         raise ValueError(f"steps must be at least 2, got {steps}")

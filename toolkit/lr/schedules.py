@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.lr.shapes import FALLS, envelope
 
 
@@ -238,6 +238,5 @@ def _checked_parts(total: int, warmup: int, cooldown: int, shape: str) -> tuple[
             f"need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
             f"{warmup}, {cooldown} and total_steps={total}"
         )
-    if shape not in FALLS:
-        raise ValueError(f"shape must be one of {', '.join(FALLS)}, got {shape!r}")
+    check_choice("shape", shape, FALLS)
     return total, warmup, cooldown, shape

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._pytrees import register_dataclass
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import (
@@ -186,8 +186,7 @@ def search(
         >>> found.ledger.gradient_evaluations, abs(float(found.params) - 0.5) < 0.1
         (300, True)
     """
-    if evaluation not in EVALUATIONS:
-        raise ValueError(f"evaluation must be one of {', '.join(EVALUATIONS)}, got {evaluation!r}")
+    check_choice("evaluation", evaluation, EVALUATIONS)
     constants: Any = searcher(lr_range, budget)
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)

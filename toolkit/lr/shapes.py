@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 
 FALLS = ("linear", "cosine", "sqrt")
 COOLDOWNS = {  # shape -> the fall, and its fraction of a run
@@ -67,8 +67,7 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
         >>> shape_rates("trapezoid", 8, warmup_steps=2)
         array([0.5 , 1.  , 1.  , 1.  , 1.  , 0.75, 0.5 , 0.25])
     """
-    if shape not in SHAPES:
-        raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
+    check_choice("shape", shape, SHAPES)
     if not 0 <= warmup_steps < steps:
         raise ValueError(f"need 0 <= warmup_steps < steps, got {warmup_steps} and steps={steps}")
     fall, fraction = COOLDOWNS[shape]

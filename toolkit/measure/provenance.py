@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from toolkit._checks import check_fields, checked
+from toolkit._checks import check_choice, check_fields, checked
 from toolkit._files import write_whole
 from toolkit.measure.hardware import available_cores, available_memory, cpu_name
 from toolkit.measure.timing import ABSENT, PASSED
@@ -76,8 +76,7 @@ class Record:
     def __post_init__(self):
         check_fields(self)
         for name, words in (("kind", KINDS), ("check", CHECKS)):
-            if (word := getattr(self, name)) not in words:
-                raise ValueError(f"{name}={word!r}: want one of {', '.join(words)}")
+            check_choice(name, getattr(self, name), words)
 
 
 @checked

@@ -7,7 +7,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 
 _AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
@@ -38,8 +38,7 @@ def make_mesh(
         >>> mesh.axis_names
         ('data', 'model')
     """
-    if axis_type not in _AXIS_TYPES:
-        raise ValueError(f"axis_type={axis_type!r}: want one of {', '.join(_AXIS_TYPES)}")
+    check_choice("axis_type", axis_type, _AXIS_TYPES)
     if not axes:
         raise ValueError('axes is empty: want name -> size, such as {"data": 8}')
     for name, size in axes.items():

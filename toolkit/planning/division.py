@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Self
 
-from toolkit._checks import check_fields
+from toolkit._checks import check_choice, check_fields
 
 DISPATCHES = ("all_to_all", "gather", "ragged", "by_host")
 # No cluster is larger, and the bound keeps every search short.
@@ -71,10 +71,7 @@ class Division:
                 f"expert must be a product of the innermost of data {cut.data} x fsdp {cut.fsdp} "
                 f"x tensor {cut.tensor}; got {self.expert}, nearest that works: {nearest}"
             )
-        if self.dispatch not in DISPATCHES:
-            raise ValueError(
-                f"dispatch must be one of {', '.join(DISPATCHES)}; got {self.dispatch!r}"
-            )
+        check_choice("dispatch", self.dispatch, DISPATCHES)
         if self.dispatch != "all_to_all" and self.expert == 1:
             raise ValueError(
                 f"dispatch {self.dispatch!r} sends tokens to other chips, and expert is 1; "

@@ -5,7 +5,7 @@ import functools
 import itertools
 import re
 
-from toolkit._checks import check_fields
+from toolkit._checks import check_choice, check_fields
 from toolkit._kinds import shown
 from toolkit.parallel.sequences.stream_backward import MOST_CHUNKS
 from toolkit.planning.division import Division
@@ -120,10 +120,7 @@ class Strategy(Division):
             ("overlapped", OVERLAPPED),
             ("summed", SUMMED),
         ):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}"
-                )
+            check_choice(name, getattr(self, name), known)
         if self.block_chunks > 1 and "layer" not in self.recompute:
             raise ValueError(
                 f"block_chunks {self.block_chunks} wants layers that are recomputed whole; "

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Int
 
 from toolkit import lr
-from toolkit._checks import check_fields, checked
+from toolkit._checks import check_choice, check_fields, checked
 from toolkit.parallel import Layout
 from toolkit.parallel.gradients import Exchange, ExchangePlan
 from toolkit.parallel.loss_scaling import with_loss_scale
@@ -88,10 +88,7 @@ class Recipe:
         for name in ("steps", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"optimizer: got {self.optimizer!r}, wanted one of {', '.join(OPTIMIZERS)}"
-            )
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         rate = self.learning_rate
         if rate != "search" and not rate > 0:
             raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")

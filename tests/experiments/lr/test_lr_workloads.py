@@ -98,5 +98,5 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(RuntimeError, match="pip install scikit-learn"):
         sources.scikit_learn("load_digits")
-    with pytest.raises(ValueError, match="'mnist', wanted one of digits-mlp"):
+    with pytest.raises(ValueError, match="workload must be one of 'digits-mlp'"):
         workload("mnist")

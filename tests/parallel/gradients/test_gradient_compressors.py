@@ -160,10 +160,10 @@ def test_top_k_takes_the_first_of_equals_and_sends_values_as_they_are():
         (lambda: COMPRESSORS["int4"](31), "block: got 31, wanted a multiple of 2"),
         (lambda: COMPRESSORS["ternary"](6), "block: got 6, wanted a multiple of 4"),
         (lambda: COMPRESSORS["int8"](1), "block: got 1, wanted at least 2"),
-        (lambda: COMPRESSORS["int8"](64, "up"), "rounding: got 'up', wanted 'stochastic' or"),
+        (lambda: COMPRESSORS["int8"](64, "up"), "rounding must be one of 'stochastic', 'nearest'"),
         (lambda: COMPRESSORS["qsgd"](128), "levels: got 128, wanted 1 to 127"),
         (lambda: compressor_of("top_k=1.5"), "share: got 1.5, wanted more than 0 and at most 1"),
-        (lambda: compressor_of("int3"), "compressor: got 'int3', wanted one of float32, "),
+        (lambda: compressor_of("int3"), "compressor must be one of 'float32', "),
         (lambda: compressor_of("int4=x"), "compressor: got 'int4=x'"),
     ],
 )

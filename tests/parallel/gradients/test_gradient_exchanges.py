@@ -215,8 +215,8 @@ def test_one_replica_says_nothing_and_rounds_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Exchange(pattern="ring"), "pattern: got 'ring', wanted one of all_reduce, dense"),
-        (lambda: Exchange(feedback="all"), "feedback: got 'all', wanted one of none, error_fee"),
+        (lambda: Exchange(pattern="ring"), "pattern must be one of 'all_reduce', 'dense'"),
+        (lambda: Exchange(feedback="all"), "feedback must be one of 'none', 'error_fee"),
         (lambda: Exchange("ternary", feedback="error_feedback"), "is no contraction and would div"),
         (lambda: Exchange("qsgd=4", feedback="loco"), "qsgd=4, which is no contraction"),
         (lambda: Exchange("int4", feedback="ef21"), "encodes twice; wanted all_reduce or gather"),

@@ -154,7 +154,7 @@ def test_crossovers_with_dense():
     [
         (lambda: RowOwners.drawn(0, 8), "rows, devices: got 0 and 8"),
         (lambda: row_capacity(0, 8), "touched: got 0"),
-        (lambda: row_bytes("ring", 8, 10, 4, 0.1), "scheme: got 'ring'"),
+        (lambda: row_bytes("ring", 8, 10, 4, 0.1), "scheme must be one of"),
         (lambda: row_bytes("rows", 8, 10, 4, 1.1), "density: got 1.1"),
         (lambda: row_bytes("hierarchy", 6, 10, 4, 0.1), "wanted a power of two"),
     ],

@@ -155,7 +155,7 @@ def test_faults_are_seen():
 def test_what_cannot_be_searched_is_refused():
     shape = tessel_shape("V", 2)
     for call, words in (
-        (lambda: tessel_shape("W", 4), "name: got 'W', wanted V, X, M, NN or K"),
+        (lambda: tessel_shape("W", 4), "name must be one of 'V', 'X', 'M', 'NN', 'K'"),
         (lambda: tessel_shape("K", 3), "devices: got 3, wanted .* even"),
         (lambda: search_schedule(shape, 0, 2), "got 0, 2 and 4 blocks"),
         (lambda: search_schedule(shape, 2, 0), "memory: got 0, in which no schedule"),

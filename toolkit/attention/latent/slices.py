@@ -18,7 +18,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import check_shape, checked
+from toolkit._checks import check_choice, check_shape, checked
 from toolkit._kinds import check_rank
 from toolkit._pytrees import register_dataclass
 from toolkit.attention._checks import check_count
@@ -225,10 +225,7 @@ def _features(latent: int, slices: int, shared: int) -> tuple[np.ndarray, np.nda
 
 def _multipliers(wanted: Any, shares: np.ndarray, heads: int) -> np.ndarray:
     if isinstance(wanted, str):
-        if wanted not in MULTIPLIERS:
-            raise ValueError(
-                f"multipliers must be one of {', '.join(MULTIPLIERS)}; got {wanted!r}."
-            )
+        check_choice("multipliers", wanted, MULTIPLIERS)
         found = {"one": np.ones_like(shares), "literal": shares, "reciprocal": 1 / shares}[wanted]
     else:
         found = np.asarray(wanted)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._files import read_sealed_json, sealed_json, write_whole
 from toolkit.experiments.compare.comparison import Comparison, Text, run_of
 from toolkit.experiments.compare.matching import MATCHES, matched
@@ -146,8 +146,7 @@ def load_comparison(
 def _check(contenders, match, rates, factor, seeds, smallest):
     if len(contenders) < 2:
         raise ValueError(f"contenders: got {len(contenders)}, wanted at least 2")
-    if match not in MATCHES:
-        raise ValueError(f"match: got {match!r}, wanted one of {', '.join(MATCHES)}")
+    check_choice("match", match, MATCHES)
     if rates < 1 or seeds < 1 or factor <= 1 or smallest < 0:
         raise ValueError(
             f"wanted rates and seeds of at least 1, factor above 1, smallest of at least 0; got "

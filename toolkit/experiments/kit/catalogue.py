@@ -2,7 +2,7 @@
 
 import importlib
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.experiments.kit.experiment import Experiment
 
 EXPERIMENTS: dict[str, str] = {
@@ -39,6 +39,5 @@ def load_experiment(name: str) -> Experiment:
         >>> sorted(load_experiment("parity").settings)
         ['full attention', 'gdn, beta up to 1', 'gdn, beta up to 2']
     """
-    if name not in EXPERIMENTS:
-        raise ValueError(f"experiment: got {name!r}, wanted one of {', '.join(EXPERIMENTS)}")
+    check_choice("experiment", name, EXPERIMENTS)
     return importlib.import_module(f"toolkit.experiments.{name}").EXPERIMENT

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from toolkit._checks import check_choice
 from toolkit.experiments.lr.evaluation import EVALUATION
 from toolkit.experiments.lr.sources import (
     HELD_OUT,
@@ -44,8 +45,7 @@ NOISE = 0.2  # in the answers to train on, in their standard deviations; 1 in Fr
 def workload(name: str) -> Workload:
     """A workload by its name, made once; RuntimeError where scikit-learn is missing."""
     known = WORKLOADS | EVALUATION
-    if name not in known:
-        raise ValueError(f"workload: got {name!r}, wanted one of {', '.join(known)}")
+    check_choice("workload", name, known)
     return _made(name)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._files import json_object
 
 
@@ -211,8 +211,7 @@ def drawn_rows(name: str, size: int, rows: int, seed: int = 0) -> Iterator[Choic
         4
     """
     least = 4
-    if name not in DRAWN:
-        raise ValueError(f"name: got {name!r}, wanted one of {', '.join(DRAWN)}")
+    check_choice("name", name, DRAWN)
     if size < least or (name == "recall" and size > 90):
         most = " to 90" if name == "recall" else " or more"
         raise ValueError(f"size: got {size} for {name}, wanted {least}{most}")

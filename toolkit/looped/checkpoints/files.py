@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._compat import set_value
 from toolkit._files import json_object, unfinished_beside
 from toolkit.looped.checkpoints.tensors import StoredTensor, check_sizes, stored_tensors
@@ -46,8 +46,7 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
     """
     from safetensors.flax import save
 
-    if dtype not in STORAGE_DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(STORAGE_DTYPES)}.")
+    check_choice("dtype", dtype, STORAGE_DTYPES)
     arrays = {}
     for name, parameter in _parameters(model).items():
         is_whole = jnp.issubdtype(parameter.dtype, jnp.integer)  # a table's entries stay exact

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.names import STYLES
 from toolkit.looped.checkpoints.rules import WeightRule
@@ -69,8 +69,7 @@ def load_layer(
 
 
 def _rules(layer, style):
-    if style not in STYLES:
-        raise ValueError(f"style must be one of {', '.join(map(repr, STYLES))}; got {style!r}.")
+    check_choice("style", style, STYLES)
     rules = STYLES[style]
     if layer.word not in rules:
         raise ValueError(f"style {style!r} fills layers {listed(rules)}, not {layer.word!r}.")

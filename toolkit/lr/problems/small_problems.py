@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from toolkit._checks import check_choice
 from toolkit.lr.problems.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.protocol import Request
 from toolkit.lr.running.candidates import CandidateRunner
@@ -132,8 +133,7 @@ Problem = QuadraticProblem | NetworkProblem
 @functools.cache
 def problem(name: str) -> Problem:
     """The problem of this name, a value of `PROBLEMS`; cached."""
-    if name not in PROBLEMS.values():
-        raise ValueError(f"problem: got {name!r}, wanted one of {', '.join(PROBLEMS.values())}")
+    check_choice("problem", name, PROBLEMS.values())
     if name == "network":
         return NetworkProblem()
     if name == "quadratic 1d":
@@ -252,8 +252,7 @@ def _records() -> dict[str, Record]:
 
 
 def _stored(name: str, steps: int, which: str) -> Record:
-    if steps not in BUDGETS:
-        raise ValueError(f"steps: got {steps}, wanted one of {', '.join(map(str, BUDGETS))}")
+    check_choice("steps", steps, BUDGETS)
     return _records()[_key(name, steps, which)]
 
 

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.attention import MIXERS, Mixer
 from toolkit.attention.execution.precision import accumulator
 from toolkit.parallel.axes import check_auto_axes
@@ -62,8 +62,7 @@ def context_mixer(
         (3, 8)
     """
     recurrent = [known for known, row in MIXERS.items() if row.transition]
-    if name not in recurrent:
-        raise ValueError(f"name={name!r}: want one of {', '.join(recurrent)}")
+    check_choice("name", name, recurrent)
     row = MIXERS[name]
     if len(inputs) != len(row.inputs):
         raise ValueError(

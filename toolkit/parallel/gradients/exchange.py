@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from toolkit._checks import check_choice
 from toolkit.parallel.gradients.compression.compressor import Compressor
 from toolkit.parallel.gradients.compression.compressors import compressor_of
 from toolkit.parallel.gradients.compression.feedback import FEEDBACKS, Feedback
@@ -48,11 +49,8 @@ class Exchange:
     of_weights: Compressor | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.pattern not in PATTERNS:
-            raise ValueError(f"pattern: got {self.pattern!r}, wanted one of {', '.join(PATTERNS)}")
-        if self.feedback not in ("none", *FEEDBACKS):
-            known = ", ".join(("none", *FEEDBACKS))
-            raise ValueError(f"feedback: got {self.feedback!r}, wanted one of {known}")
+        check_choice("pattern", self.pattern, PATTERNS)
+        check_choice("feedback", self.feedback, ("none", *FEEDBACKS))
         if self.dense_below < 0:
             raise ValueError(f"dense_below: got {self.dense_below}, wanted 0 or more")
         named = self.compressor

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Sequence
 from textwrap import dedent
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 
 _MOST = 100_000
 _SAVE_SECONDS = 120
@@ -47,8 +47,7 @@ def launch_recipe(
     """
     if not command or not all(isinstance(word, str) and word for word in command):
         raise ValueError(f"command: got {command!r}, wanted a program and its arguments")
-    if cluster not in _RECIPES:
-        raise ValueError(f"cluster: got {cluster!r}, wanted one of {', '.join(_RECIPES)}")
+    check_choice("cluster", cluster, _RECIPES)
     for name, value in (("hosts", hosts), ("devices", devices), ("restarts", restarts)):
         least = 0 if name == "restarts" else 1
         if not least <= value <= _MOST:

@@ -3,6 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
+from toolkit._checks import check_choice
 from toolkit.attention.latent import LatentConfig
 
 SCHEMES = ("replicate", "data", "dcp", "mixed", "tpla", "tpla-lean")
@@ -85,8 +86,7 @@ def degrees_of(
     config: LatentConfig, scheme: str, slices: int, chips: int, given: tuple[int, int, int] | None
 ) -> Degrees:
     """The degrees of a scheme; refuses what does not divide."""
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}; got {scheme!r}.")
+    check_choice("scheme", scheme, SCHEMES)
     if (given is not None) != (scheme == "mixed"):
         raise ValueError(f"degrees go with the scheme 'mixed', and only with it; got {given}.")
     if slices < 1 or chips < 1 or (slices > 1 and not scheme.startswith("tpla")):

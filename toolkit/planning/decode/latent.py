@@ -23,7 +23,7 @@ the mixed ones):
 import dataclasses
 import math
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.attention.latent import PRESETS, LatentConfig
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.decode.cuts import Degrees, Share, degrees_of, share_of
@@ -159,8 +159,7 @@ def check_rows(batch: int, context: int, link: float | None, weights: str, cache
     if link is not None and not link > 0:
         raise ValueError(f"link must be above 0 bytes per second; got {link}.")
     for name, kind in (("weights", weights), ("cache", cache)):
-        if kind not in BYTES:
-            raise ValueError(f"{name} must be one of {', '.join(BYTES)}; got {kind!r}.")
+        check_choice(name, kind, BYTES)
 
 
 def cost_of(

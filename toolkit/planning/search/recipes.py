@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.measure import in_words
 from toolkit.planning.memory.gpus import GpuPeak, shown_bytes
 from toolkit.planning.memory.staged import staged_peak
@@ -98,10 +98,9 @@ def explain_recipe(name: str) -> str:
     Example:
         >>> print(explain_recipe("llama-4"))
         Traceback (most recent call last):
-        ValueError: name must be one of llama-3-405b, llama-3-405b-long, deepseek-v3; got 'llama-4'
+        ValueError: name must be one of 'llama-3-405b', 'llama-3-405b-long', ...; got 'llama-4'.
     """
-    if name not in RECIPES:
-        raise ValueError(f"name must be one of {', '.join(RECIPES)}; got {name!r}")
+    check_choice("name", name, RECIPES)
     recipe = RECIPES[name]
     found = recipe.prediction
     sizes: dict[str, Any] = {"batch": recipe.batch, "sequence_length": recipe.sequence_length}

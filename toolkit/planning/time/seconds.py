@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from toolkit._checks import check_fields, checked
+from toolkit._checks import check_choice, check_fields, checked
 from toolkit.planning.clusters import Cluster
 
 # Kernels of attention, and how fast they are beside FlashAttention-2: FlashAttention-3 is 1.5 to 2
@@ -72,11 +72,7 @@ class Constants:
             raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
         if not self.host_link > 0:
             raise ValueError(f"host_link must be above 0 bytes per second; got {self.host_link}")
-        if self.attention_kernels not in KERNELS:
-            raise ValueError(
-                f"attention_kernels must be one of {', '.join(KERNELS)}; got "
-                f"{self.attention_kernels!r}"
-            )
+        check_choice("attention_kernels", self.attention_kernels, KERNELS)
         if not 1 <= self.imbalance <= 1e4:
             raise ValueError(f"imbalance must lie in [1, 10000]; got {self.imbalance}")
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.measure import in_words
 from toolkit.parallel import SequenceCosts, SequenceGroup, plan_micro_batches
@@ -100,8 +100,7 @@ def plan_sequences(
         32
     """
     config, where = model_of(model), cluster(chips)
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}; got {recompute!r}")
+    check_choice("recompute", recompute, RECOMPUTE)
     if len(set(config.layers)) > 1 or config.layers[0] not in ("full", "window"):
         raise ValueError(
             "model: sequences are cut by the heads of layers of one kind, full or window"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.schedules.collectives.fabrics import expansions, shapes
 from toolkit.schedules.collectives.fabrics.topology import Topology, distances
 from toolkit.schedules.collectives.optimum import scale_of
@@ -38,8 +38,7 @@ def breadth_first(topology: Topology, collective: str = "all-gather") -> Forest:
         >>> found.height, found.rate == optimum(torus(3, 3)).rate
         (2, True)
     """
-    if collective not in ("all-gather", "reduce-scatter"):
-        raise ValueError(f"collective must be all-gather or reduce-scatter; got {collective!r}")
+    check_choice("collective", collective, ("all-gather", "reduce-scatter"))
     if len(topology.labels) > topology.compute:
         raise ValueError(f"topology {topology.name!r} has switches; breadth-first has none")
     network = topology if collective == "all-gather" else topology.backwards()

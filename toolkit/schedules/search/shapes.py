@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.schedules.schedule import Schedule, Task
 from toolkit.schedules.simulation import Durations
 
@@ -69,8 +69,7 @@ def tessel_shape(name: str, devices: int, *, is_inference: bool = False) -> Shap
         >>> [block.name for block in tessel_shape("V", devices=2)]
         ['F0', 'F1', 'B1', 'B0']
     """
-    if name not in ("V", "X", "M", "NN", "K"):
-        raise ValueError(f"name: got {name!r}, wanted V, X, M, NN or K")
+    check_choice("name", name, ("V", "X", "M", "NN", "K"))
     if devices < 1 or (name in ("NN", "K") and devices % 2):
         raise ValueError(f"devices: got {devices}, wanted at least 1, an even number for NN and K")
     blocks = _training_shape(name, devices)

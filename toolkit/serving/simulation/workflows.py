@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 
 
 class AgentCall(NamedTuple):
@@ -124,8 +124,7 @@ def hit_rate(
     """  # fmt: skip
     if slots < 1:
         raise ValueError(f"slots: got {slots}, wanted at least 1")
-    if policy not in ("lru", "predicted", "conservative", "belady"):
-        raise ValueError(f"policy: got {policy!r}, wanted lru, predicted, conservative or belady")
+    check_choice("policy", policy, ("lru", "predicted", "conservative", "belady"))
     ahead = np.zeros(())
     if policy in ("predicted", "conservative"):
         if chain is None:

@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
-from toolkit._checks import check_fields, checked
+from toolkit._checks import check_choice, check_fields, checked
 from toolkit._pytrees import register_dataclass
 from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.gradients.exchange import Exchange
@@ -154,8 +154,7 @@ def local_steps(
         2
     """
     check_auto_axes(mesh)
-    if axis not in mesh.shape:
-        raise ValueError(f"axis: got {axis!r}, wanted one of {', '.join(mesh.axis_names)}")
+    check_choice("axis", axis, mesh.axis_names)
     islands = mesh.shape[axis]
     own = NamedSharding(mesh, PartitionSpec(axis))
     whole = NamedSharding(mesh, PartitionSpec())

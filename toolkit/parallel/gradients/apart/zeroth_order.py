@@ -9,7 +9,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.dataflow.reductions import check_is_mean
 
@@ -49,8 +49,7 @@ def zeroth_order_step(
         >>> w, slope = step(jnp.ones(3), jnp.ones((8, 3)), 0)
     """
     check_auto_axes(mesh)
-    if axis not in mesh.shape:
-        raise ValueError(f"axis: got {axis!r}, wanted one of {', '.join(mesh.axis_names)}")
+    check_choice("axis", axis, mesh.axis_names)
     if epsilon <= 0:
         raise ValueError(f"epsilon: got {epsilon}, wanted more than 0")
 

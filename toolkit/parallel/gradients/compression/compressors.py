@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import check_choice
 from toolkit.parallel.gradients.compression.compressor import Compressor, Payload
 from toolkit.parallel.gradients.compression.low_rank import low_rank
 from toolkit.parallel.gradients.compression.packing import in_blocks, pack, unpack
@@ -126,8 +127,7 @@ def _integers(
     r^2 = 1 + (block - 1) / L^2, and the variance is (r - 1) / 2.
     """
     _check_block(block, 8 // bits)
-    if rounding not in ("stochastic", "nearest"):
-        raise ValueError(f"rounding: got {rounding!r}, wanted 'stochastic' or 'nearest'")
+    check_choice("rounding", rounding, ("stochastic", "nearest"))
 
     def encode(x: Array, key: Any) -> Payload:
         blocks = in_blocks(x, block)
@@ -288,8 +288,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
 def compressor_of(text: str) -> Compressor:
     """The compressor that a name such as "int4" or "top_k=0.001" stands for."""
     name, _, size = text.partition("=")
-    if name not in COMPRESSORS:
-        raise ValueError(f"compressor: got {name!r}, wanted one of {', '.join(COMPRESSORS)}")
+    check_choice("compressor", name, COMPRESSORS)
     try:
         sizes = [float(size) if "." in size or "e" in size else int(size)] if size else []
         return COMPRESSORS[name](*sizes)

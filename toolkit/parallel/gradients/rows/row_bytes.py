@@ -15,7 +15,7 @@ where row = 4 W bytes, and s, s' are the largest owner's part over the mean in p
 
 from collections.abc import Callable
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 
 SCHEMES = ("dense", "gather", "hierarchy", "partitioned", "blocks", "rows")
 Union = Callable[[int], float]
@@ -54,8 +54,7 @@ def row_bytes(
         >>> round(row_bytes("rows", 16, 4096, 1, 0.01) / (4 * 4096), 4)
         0.1873
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme: got {scheme!r}, wanted one of {', '.join(SCHEMES)}")
+    check_choice("scheme", scheme, SCHEMES)
     if not 0 <= density <= 1:
         raise ValueError(f"density: got {density}, wanted 0 to 1")
     union = union or independent(density)
