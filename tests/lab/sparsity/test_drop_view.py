@@ -1,6 +1,7 @@
 """What is read of a text: the rule of `decode_step` at any budget, and errors traced to tokens."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from tiers import by_night
 
 from toolkit.attention.sparse import FixedTokens, build, decode_step, output_error, update
 from toolkit.experiments.tasks import Retrieval
-from toolkit.lab.notebooks.server import kernel_environment
+from toolkit.lab.notebooks.server import compiling_ahead, kernel_environment
 from toolkit.lab.sparsity import drop as views
 from toolkit.lab.sparsity.drop import drop_view, missed
 from toolkit.lab.sparsity.reading import (
@@ -148,19 +149,47 @@ def test_the_recorded_texts_are_those_drawn():
     np.testing.assert_array_equal(dense_answers(CONTEXT), everything)
 
 
-@pytest.mark.nightly
-def test_a_long_text_is_soon_drawn(tmp_path):
+def kernels(home):
+    """The environment of a kernel of `toolkit lab`, whose programs are kept in a folder."""
     kept = {name: x for name, x in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     kept |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    kept = kernel_environment(kept | {"XDG_CACHE_HOME": str(tmp_path)})
+    return kernel_environment(kept | {"XDG_CACHE_HOME": str(home)})
+
+
+def seconds_of(sessions, kept):
+    """Of every session, one after the other, the seconds that each system's draw took."""
     runs = [
         subprocess.run([sys.executable, "-c", DRAW], env=kept, capture_output=True, text=True)
-        for _ in range(3)
+        for _ in range(sessions)
     ]
     assert not any(run.returncode for run in runs), runs
-    first, *later = ([float(x) for x in run.stdout.split()] for run in runs)
+    return [[float(x) for x in run.stdout.split()] for run in runs]
+
+
+@pytest.mark.nightly
+def test_a_long_text_is_soon_drawn(tmp_path):
+    first, *later = seconds_of(3, kernels(tmp_path))
     assert first[0] < FIRST_DRAW_SECONDS
     assert max(map(min, zip(*later, strict=True))) < LATER_SECONDS
+
+
+@pytest.mark.nightly
+def test_what_was_compiled_ahead_a_first_session_draws_as_soon_as_a_later_one(tmp_path):
+    kept = kernels(tmp_path)
+    with compiling_ahead(kept) as process:
+        assert process.wait() == 0
+    ahead = seconds_of(2, kept)
+    assert max(map(min, zip(*ahead, strict=True))) < LATER_SECONDS
+
+
+def test_what_compiles_ahead_ends_with_the_session_and_comes_once(tmp_path):
+    kept = kernels(tmp_path)
+    with compiling_ahead(kept) as process:
+        assert process.poll() is None
+    assert process.returncode == -signal.SIGTERM
+    Path(kept["JAX_COMPILATION_CACHE_DIR"]).mkdir(parents=True, exist_ok=True)
+    with compiling_ahead(kept) as process:
+        assert process is None
 
 
 def test_kernels_keep_what_a_panel_compiles_and_no_more():

@@ -6,7 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.lab.notebooks.index import FOLDERS, write_index
@@ -43,6 +44,40 @@ def kernel_environment(own: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+# What the panels of sparse decoding compile, in the order in which a learner meets it.
+_AHEAD = """
+import os
+os.nice(19)
+from toolkit.lab.sparsity.drop import drop_view
+from toolkit.lab.sparsity.reading import CONTEXTS, SYSTEMS
+shown = {"budget": 128, "layer": 1, "head": 1, "question": 1}
+for context in CONTEXTS:
+    for system in SYSTEMS:
+        drop_view(system=system, context=context, **shown)
+"""
+
+
+@contextmanager
+def compiling_ahead(environment: Mapping[str, str]) -> Iterator[subprocess.Popen | None]:
+    """Fill the folder of programs, if there is none yet, by a process that ends with the session.
+
+    A first session would otherwise compile while its learner waits for each system. The process has
+    the least priority and uses CPUs only, so that it takes nothing from the kernels.
+    """
+    if Path(environment["JAX_COMPILATION_CACHE_DIR"]).exists():
+        yield None
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-c", _AHEAD], env={**environment, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def serve(*, port: int = 8888, browser: bool = True, workspace: Path) -> int:
     """Start JupyterLab on the index of a workspace and wait until it ends."""
     if importlib.util.find_spec("jupyterlab") is None:
@@ -72,4 +107,6 @@ def serve(*, port: int = 8888, browser: bool = True, workspace: Path) -> int:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         # Containers often run as root, which JupyterLab refuses by default.
         command.append("--allow-root")
-    return subprocess.run(command, check=False, env=kernel_environment(os.environ)).returncode
+    environment = kernel_environment(os.environ)
+    with compiling_ahead(environment):
+        return subprocess.run(command, check=False, env=environment).returncode
