@@ -8,6 +8,8 @@ import re
 import socket
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -142,3 +144,29 @@ def test_a_changed_tree_is_named_and_records_are_no_change(tmp_path, monkeypatch
     assert re.fullmatch(r"[0-9a-f]{12}", commit())
     (tmp_path / "data/other.txt").write_text("after")
     assert re.fullmatch(r"[0-9a-f]{12}\+changes", commit())
+
+
+def test_an_archive_of_the_repository_knows_its_commit(tmp_path):
+    """Notebooks install one, in which there is no repository to ask."""
+    root = Path(provenance.__file__).parents[2]
+    source = tmp_path / "copy"
+
+    def git(*words, folder=source):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        how = {"cwd": folder, "check": True, "capture_output": True}
+        return subprocess.run(["git", *name, *words], **how).stdout
+
+    (source / "toolkit/measure").mkdir(parents=True)
+    for name in (".gitattributes", "toolkit/measure/provenance.py"):
+        (source / name).write_bytes((root / name).read_bytes())
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    commit = git("rev-parse", "HEAD").decode().strip()
+    (tmp_path / "all.zip").write_bytes(git("archive", "--format=zip", "HEAD"))
+    with zipfile.ZipFile(tmp_path / "all.zip") as archive:
+        archive.extractall(tmp_path / "unpacked")
+    installed = tmp_path / "unpacked/toolkit/measure/provenance.py"
+    code = f"import runpy; print(runpy.run_path({str(installed)!r})['_commit']())"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert found.stdout.decode().strip() == commit[:12]

@@ -32,6 +32,8 @@ from toolkit.measure.words import in_words
 
 KINDS = ("measured", "recorded", "modelled")
 CHECKS = (PASSED, ABSENT)
+# In an archive of the repository, such as GitHub's, git writes the commit here (`.gitattributes`).
+_ARCHIVED = "$Format:%H$"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 # An absolute path, or one below a home folder: everything up to the last name.
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[\w.+@-]+/)*")
@@ -260,7 +262,7 @@ def _commit() -> str:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return "unknown" if _ARCHIVED.startswith("$") else _ARCHIVED[:12]
 
 
 def _command(arguments: list[str]) -> str:

@@ -53,10 +53,15 @@ def record_all(
     # The process that measures needs the memory, and torch shares it with jax there.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     platform = PLATFORMS.get(jax.default_backend())
-    if (platform is None) != bool(interpret) or interpret not in ("", *PLATFORMS.values()):
+    if platform is None and not interpret:
+        raise RuntimeError(
+            "jax finds no GPU or TPU here: wanted a machine or a runtime with one, or --interpret "
+            "cuda or --interpret tpu, which rehearses on a CPU"
+        )
+    if interpret and (platform is not None or interpret not in PLATFORMS.values()):
         raise ValueError(
-            f"interpret: got {interpret!r} on platform {jax.default_backend()!r}, wanted a GPU or "
-            f'TPU and "", or a CPU and one of {", ".join(PLATFORMS.values())}'
+            f"interpret: got {interpret!r} on platform {jax.default_backend()!r}, wanted one of "
+            f"{', '.join(PLATFORMS.values())} on a CPU, and none on a GPU or TPU"
         )
     end = time.time() + 60 * minutes
     names = [
