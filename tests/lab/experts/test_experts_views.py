@@ -47,7 +47,7 @@ def test_what_is_struck_out_is_what_the_layer_drops(devices, capacity):
     x, gate = jnp.ones((64, 2)), jnp.ones((EXPERTS, 2, 2))
     how = {"axes": "expert", "tokens": P("expert"), "capacity": capacity}
     wanted = sharded_mixture(x, routing, gate, gate, gate, mesh, **how).is_kept
-    found, _ = tokens.kept_pairs(np.asarray(routing.experts), EXPERTS, devices, capacity)
+    found, _ = tokens.kept_pairs(np.asarray(routing.experts), devices, capacity)
     np.testing.assert_array_equal(found, wanted)
     assert not found.all()
 

@@ -88,9 +88,9 @@ class Trained:
         right, scored = _counts(self.graph, self.params, task, seed, batches)
         return float(right.sum() / scored.sum())
 
-    def accuracy_by_position(self, task: Task, seed: int, *, batches: int = 4) -> list[float]:
+    def accuracy_by_position(self, task: Task, seed: int) -> list[float]:
         """Share of right answers at each position that is scored at least once."""
-        right, scored = jax.device_get(_counts(self.graph, self.params, task, seed, batches))
+        right, scored = jax.device_get(_counts(self.graph, self.params, task, seed, 4))
         return [float(r / s) for r, s in zip(right, scored, strict=True) if s]
 
 

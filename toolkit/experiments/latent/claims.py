@@ -58,12 +58,12 @@ def _cheap(results: Results, labels: list[str], most: float) -> Margins:
 
 
 @judging
-def _nearer(results: Results, name: str, ours: str, theirs: list[str]) -> Margins:
-    """By how much one setting's number is below the least of others', as a share."""
-    own, *others = results.paired(name, [ours, *theirs])
+def _nearer(results: Results, ours: str, theirs: list[str]) -> Margins:
+    """By how much one setting's divergence is below the least of others', as a share."""
+    own, *others = results.paired(KL, [ours, *theirs])
     shares = own / np.min(others, 0)
     others = " or ".join(theirs)
-    return 1 - shares, f"{name}, over that of {others}: {in_words([ours], shares[None], 3)}"
+    return 1 - shares, f"{KL}, over that of {others}: {in_words([ours], shares[None], 3)}"
 
 
 @judging
@@ -133,10 +133,10 @@ CLAIMS = (
         Claim(
             f"with g={g}, principal components take away a third and more of the divergence that "
             "Hadamard's basis or none leaves",
-            _nearer(KL, _EXACT[g, "PCA"], [_EXACT[g, basis] for basis in _BOTH]),
+            _nearer(_EXACT[g, "PCA"], [_EXACT[g, basis] for basis in _BOTH]),
             _THIRD,
             control=_misses(
-                _nearer(KL, _EXACT[g, "random"], [_EXACT[g, basis] for basis in _BOTH]), _THIRD
+                _nearer(_EXACT[g, "random"], [_EXACT[g, basis] for basis in _BOTH]), _THIRD
             ),
         )
         for g in SLICES
@@ -156,9 +156,9 @@ CLAIMS = (
     *(
         Claim(
             f"{ALIGN_STEPS} steps of alignment take away {share} and more: {plain}",
-            _nearer(KL, aligned, [plain]),
+            _nearer(aligned, [plain]),
             smallest,
-            control=_misses(_nearer(KL, _FEW, [_NONE]), smallest),
+            control=_misses(_nearer(_FEW, [_NONE]), smallest),
         )
         for plain, aligned, share, smallest in (
             (_NONE, _NONE_ALIGNED, "half", _HALF),

@@ -95,7 +95,7 @@ def main(folder: Path) -> None:
 
 
 def kept_pairs(
-    experts: Int[np.ndarray, "tokens chosen"], count: int, devices: int, capacity: float
+    experts: Int[np.ndarray, "tokens chosen"], devices: int, capacity: float
 ) -> tuple[Bool[np.ndarray, "tokens chosen"], int]:
     """The pairs that experts with a capacity take, and their slots for each device.
 
@@ -104,11 +104,11 @@ def kept_pairs(
     """
     tokens, chosen = experts.shape
     each = -(-tokens // devices)
-    slots = min(each, expert_slots(each * chosen, count, capacity))
+    slots = min(each, expert_slots(each * chosen, EXPERTS, capacity))
     is_kept = np.zeros(experts.shape, bool)
     for first in range(0, tokens, each):
         part = experts[first : first + each].ravel()
-        before = np.cumsum(part[:, None] == np.arange(count), axis=0)
+        before = np.cumsum(part[:, None] == np.arange(EXPERTS), axis=0)
         rank = before[np.arange(len(part)), part] - 1
         is_kept[first : first + each] = (rank < slots).reshape(-1, chosen)
     return is_kept, slots

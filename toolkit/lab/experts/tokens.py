@@ -115,7 +115,7 @@ def tokens_view(
     fields = looked_at(letters, token, MOST)
     routed = _routed(model, text.encode()[:MOST])
     experts, weights, scores = (array[layer - 1] for array in routed)
-    is_kept, slots = kept_pairs(experts, EXPERTS, devices, capacity)
+    is_kept, slots = kept_pairs(experts, devices, capacity)
     return TokensView(
         **fields, model=model, layer=layer, capacity=capacity, devices=devices, experts=experts,
         weights=weights, scores=scores[fields["token"]], is_kept=is_kept, slots=slots,

@@ -62,9 +62,9 @@ class LogStudent:
 
         return float(stats.t.sf((np.log(threshold) - self.location) / self.scale, self.freedom))
 
-    def tail_index(self, threshold: float, weight: float = 1.0) -> float:
-        """expected + weight most P(length > threshold): inflated by its tail."""
-        return self.expected + weight * self.most * self.beyond(threshold)
+    def tail_index(self, threshold: float) -> float:
+        """expected + most P(length > threshold): inflated by its tail."""
+        return self.expected + self.most * self.beyond(threshold)
 
 
 @checked

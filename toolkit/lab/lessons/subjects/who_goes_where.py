@@ -182,7 +182,7 @@ def _judge_kept(kept: Callable[..., Any], show: Show) -> str:
     logits = held_out_logits("plain")[1, : 2 * TOKENS]
     experts = np.argsort(-logits, axis=1, kind="stable")[:, :CHOSEN]
     even = experts.size // EXPERTS
-    wanted, slots = kept_pairs(experts, EXPERTS, 1, 1.0)
+    wanted, slots = kept_pairs(experts, 1, 1.0)
     got = ask_array(kept, experts.shape, experts.copy(), EXPERTS, slots)
     if not np.isin(got, (0, 1)).all():
         raise WrongAnswer("kept must return True or False for every pair.")
