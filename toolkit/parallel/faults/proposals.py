@@ -102,7 +102,7 @@ def _held_as_modelled(
         words.append(written(specs[id(equation)]))
     if not specs:
         return None
-    changed = base.variant.add_constraints(item.source, specs)
+    changed = base.variant.add_constraints(specs)
     text = f"constrain what {item.source} makes to {words[-1]}"
     return Proposal(text, changed, changed.flow(machine), base.bytes_held)
 

@@ -101,7 +101,7 @@ class Variant:
 
         return dataclasses.replace(self, program=changed(self.program, change))
 
-    def add_constraints(self, source: str, specs: dict[int, PartitionSpec]) -> "Variant":
+    def add_constraints(self, specs: dict[int, PartitionSpec]) -> "Variant":
         """The same program with the results of some equations, by `id`, constrained to specs."""
 
         def change(equation: Any) -> list[Any]:

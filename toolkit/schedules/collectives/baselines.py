@@ -179,7 +179,7 @@ def double_binary_trees(topology: Topology) -> Forest:
 def binary_pairs(ranks: Sequence[int], each: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
     """Trees over boxes of `each` ranks, two per rank of a box: root, (parent, child, step)s."""
     boxes, found = len(ranks) // each, []
-    first = _binary(0, boxes)
+    first = _binary(boxes)
     mirrored = {boxes - 1 - a: (boxes - 1 - b) for a, b in first.items()}
     shifted = {(a + 1) % boxes: (b + 1) % boxes for a, b in first.items()}
     for parents in (first, mirrored if boxes % 2 == 0 else shifted):
@@ -200,7 +200,7 @@ def binary_pairs(ranks: Sequence[int], each: int) -> list[tuple[int, list[tuple[
     return found
 
 
-def _binary(first: int, count: int) -> dict[int, int]:
+def _binary(count: int) -> dict[int, int]:
     """The parent of all but one of `count` numbers, in a tree in which every second is a leaf."""
     if count == 1:
         return {}
