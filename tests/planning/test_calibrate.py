@@ -157,10 +157,10 @@ GOOD = {**MATMUL, "seconds": 0.01}
     ("text", "words"),
     [
         ("", "want 1 to"),
-        ("{", "line 1: not JSON"),
-        (f"{json.dumps(GOOD)}\n\nx", "line 3: not JSON"),
+        ("{", "line 1, is not JSON"),
+        (f"{json.dumps(GOOD)}\n\nx", "line 3, is not JSON"),
         ("[1]", "want an object; got 1"),
-        ("[", "the list: not JSON"),
+        ("[", "the list, is not JSON"),
         (json.dumps({**GOOD, "measured": "speed"}), "measured must be one of matmul"),
         (json.dumps({**GOOD, "seconds": -1}), "seconds must be a positive number; got -1"),
         (json.dumps({**GOOD, "seconds": True}), "seconds must be a positive number"),

@@ -92,7 +92,7 @@ def test_a_plan_is_placed_on_the_links_of_a_file(tmp_path):
     assert "on these 4 nodes, stage by stage: " in words
     assert "as counted (modelled)" in words
     path.write_text("[[1, 2")
-    with pytest.raises(ValueError, match="want a JSON table"):
+    with pytest.raises(ValueError, match="is not JSON"):
         placed_in_words(found, path)
     path.write_text("[[1]]")
     with pytest.raises(ValueError, match="1 nodes must divide 16 chips"):

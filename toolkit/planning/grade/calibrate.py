@@ -18,13 +18,13 @@ of a group.
 
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from toolkit._checks import checked
+from toolkit._files import bounded_json
 from toolkit._kinds import shown
 from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
@@ -180,17 +180,15 @@ def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"path {path}: cannot be read as text ({type(error).__name__})") from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    try:
-        if text.lstrip().startswith("["):
-            rows = [(f"measurement {at}", row) for at, row in enumerate(json.loads(text), 1)]
-        else:
-            rows = []
-            for number, line in lines:
-                rows.append((f"line {number}", json.loads(line)))
-    except (ValueError, RecursionError) as error:
-        at = f"line {lines[len(rows)][0]}" if not text.lstrip().startswith("[") else "the list"
-        raise ValueError(f"path {path}, {at}: not JSON ({str(error).splitlines()[0]})") from None
+    if text.lstrip().startswith("["):
+        found = bounded_json(text, f"path {path}, the list,")
+        rows = [(f"measurement {at}", row) for at, row in enumerate(found, 1)]
+    else:
+        rows = [
+            (f"line {number}", bounded_json(line, f"path {path}, line {number},"))
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip()
+        ]
     if not 1 <= len(rows) <= MOST_ROWS:
         raise ValueError(f"path {path}: want 1 to {MOST_ROWS:,} measurements; got {len(rows):,}")
     for where, row in rows:

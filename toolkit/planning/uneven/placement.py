@@ -10,7 +10,6 @@ real-world clusters", DATE 2024 (arXiv:2405.18093), and its released code.
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit._files import bounded_json
 from toolkit.looped import parameter_count
 from toolkit.measure import in_words
 from toolkit.planning.memory.sizes import FLOAT32
@@ -151,11 +151,7 @@ def placed_in_words(found: Plan, path: Path) -> str:
     best = next((p for p in (found.best, *found.runners_up) if p.strategy.pipeline > 1), None)
     if best is None:
         raise ValueError("links: no plan among the fastest has pipeline stages to place")
-    try:
-        bandwidth = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"links {path}: want a JSON table [nodes][nodes] ({reason})") from None
+    bandwidth = bounded_json(path.read_text(encoding="utf-8"), f"links {path}")
     strategy, nodes = best.strategy, len(bandwidth) if isinstance(bandwidth, list) else 0
     if nodes < 1 or best.cluster.chips % nodes or nodes % strategy.pipeline:
         raise ValueError(
