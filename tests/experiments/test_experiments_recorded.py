@@ -61,20 +61,54 @@ def test_what_the_notebook_on_latents_says_of_the_record():
         assert results.mean(label, "same token") == pytest.approx(share, abs=0.005)
 
 
-def test_what_the_page_of_results_says_is_left_to_run():
-    experiment, folder = load_experiment("language"), RECORDED[0].parent
-    results = results_of(read_runs(folder / "language.jsonl", experiment), experiment)
+def recorded(name):
+    experiment = load_experiment(name)
+    results = results_of(read_runs(RECORDED[0].parent / f"{name}.jsonl", experiment), experiment)
+    return results, experiment.verdicts(results)
+
+
+def test_what_the_page_of_results_says_of_hybrids():
     both = ["looped", "looped full + gdn"]
-    looped, hybrid = results.paired("perplexity", both)
+    looped, hybrid = recorded("language")[0].paired("perplexity", both)
     gap = looped - hybrid
     effect = gap.mean() / gap.std(ddof=1)
     assert effect == pytest.approx(0.81, abs=0.005)
-    (claim,) = load_experiment("hybrid").claims
-    assert claim.seeds == 20
-    assert power(claim.seeds, effect, draws=1000) == pytest.approx(0.93, abs=0.02)
-    seconds = results.paired("seconds", both).mean(1)
-    hours = claim.seeds * (seconds.sum() + seconds[1] / 3) / 3600  # the control: a third
-    assert hours == pytest.approx(3.4, abs=0.05)
+    assert power(20, effect, draws=1000) == pytest.approx(0.93, abs=0.02)
+    results, (verdict,) = recorded("hybrid")
+    assert (verdict.word, verdict.agreeing, verdict.seeds) == ("not shown", 9, 20)
+    assert verdict.interval == pytest.approx((-0.038, 0.048), abs=5e-4)
+    looped, hybrid = results.paired("perplexity", both)
+    assert (looped - hybrid).mean() == pytest.approx(0.005, abs=5e-4)
+
+    results, verdicts = recorded("overflow")
+    words = [verdict.word for verdict in verdicts]
+    assert words == ["not shown", "not shown", "seen", "seen", "not shown", "not shown"]
+    assert min(results.samples("gdn + full, keys of 8", "accuracy")) > 0.999
+    for label, mean in {"gdn, keys of 8": 0.1, "full": 0.84, "gdn, keys of 64": 0.81}.items():
+        assert results.mean(label, "accuracy") == pytest.approx(mean, abs=0.005)
+
+
+def test_what_the_page_of_results_says_of_words():
+    results, verdicts = recorded("words")
+    words = [verdict.word for verdict in verdicts]
+    assert words == ["not shown", "seen", "not shown", "not shown", "seen"]
+    beyond = {
+        label: np.array(results.samples(label, "accuracy, longer")) for label in results.labels
+    }
+    assert (beyond["parity: gdn, beta up to 2"] > 0.9).sum() == 3
+    assert (beyond["S3: delta product"] > 0.9).sum() == 2
+    for label, chance in {
+        "parity: gdn, beta up to 1": 1 / 2, "parity: full": 1 / 2,
+        "S3: gdn, beta up to 1": 1 / 6, "S3: gdn, beta up to 2": 1 / 3,  # two signs of three each
+    }.items():  # fmt: skip
+        np.testing.assert_allclose(beyond[label], chance, atol=0.01)
+    steps = {label: setting.steps for label, setting in load_experiment("words").settings.items()}
+    assert steps["parity: full"] == 20_000 / 5
+    assert steps["S3: delta product"] == pytest.approx(4_900 * 2 / 5, rel=0.03)
+
+
+def test_what_the_page_of_results_says_is_left_to_run():
+    folder = RECORDED[0].parent
     transfer = load_experiment("transfer")
     assert transfer.minutes == 50 * 60
     runs = read_runs(folder / "transfer.jsonl", transfer)

@@ -67,11 +67,11 @@ def _draw(results: Results, caption: str):
     draw_curves(left, results, "accuracy by step", every=2)
     for place, (label, look) in enumerate(looks(results)):
         draw_bar(right, place, results.samples(label, END), look, 0.6)
-    left.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.05),
+    left.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.35),
              title=f"{PAIRS} pairs among {TASK.length} tokens")  # fmt: skip
-    left.legend(loc="center right", fontsize=8)
+    left.legend(loc="upper center", ncols=3, fontsize=8)
     right.set_xticks([])
-    right.set(ylim=(0, 1.05), title="after training")
+    right.set(ylim=(0, 1.35), title="after training")
     caption_below(figure, f"Means over the seeds; bands and dots: all seeds. {caption}")
     return figure
 

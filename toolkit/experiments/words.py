@@ -88,7 +88,7 @@ def _draw(results: Results, caption: str):
         axes.set(
             xlabel="position in the word", ylim=(0, 1.05), title=f"{name}; line: trained so far"
         )
-        axes.legend(loc="center right", fontsize=8)
+        axes.legend(loc="best", fontsize=8)
     panels[0].set_ylabel("accuracy")
     caption_below(figure, f"Lines: means over the seeds. Bands: all seeds. {caption}")
     return figure
