@@ -6,12 +6,20 @@ import re
 import sys
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
+from threading import Thread
 
 import pytest
+from tqdm import tqdm
 
 from toolkit.bench.accelerator.checks import KernelCheck, kernel_checks
-from toolkit.bench.accelerator.record_all import _checked_kernel, _failure, _is_done, record_all
-from toolkit.measure import read_records
+from toolkit.bench.accelerator.record_all import (
+    _checked_kernel,
+    _failure,
+    _is_done,
+    _watched,
+    record_all,
+)
+from toolkit.measure import read_records, write_records
 
 MEASUREMENTS = Path(__file__).parents[2] / "data/measurements"
 
@@ -47,6 +55,20 @@ def test_a_machine_without_an_accelerator_is_refused(tmp_path, capsys):
     with pytest.raises(RuntimeError, match="nothing could be begun"):
         record_all(tmp_path / "x.json", minutes=0, interpret="cuda")
     assert "not begun in 0 minutes; the same command goes on" in capsys.readouterr().err
+
+
+def test_the_bar_moves_while_the_other_process_works(tmp_path):
+    write_records(tmp_path / "x.json", [_failure("first", "it stopped")])
+    with tqdm(total=2) as bar, Popen([sys.executable, "-c", "input()"], stdin=PIPE) as child:
+        thread = Thread(
+            target=_watched, args=(child, tmp_path / "x.json", ["first", "b"], bar, 0.05)
+        )
+        thread.start()
+        while thread.is_alive() and bar.n == 0:
+            thread.join(0.05)
+        assert (bar.n, child.poll()) == (1, None)
+        child.communicate(b"\n")
+        thread.join()
 
 
 @pytest.mark.slow

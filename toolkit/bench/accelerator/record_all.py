@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from subprocess import PIPE, Popen
-from typing import NamedTuple
+from subprocess import PIPE, Popen, TimeoutExpired
+from typing import Any, NamedTuple
 
 import jax
 from tqdm import tqdm
@@ -67,7 +67,7 @@ def record_all(
     names = [
         item.name for item in _items(platform or interpret, bool(interpret)) if only in item.name
     ]
-    records = read_records(path) if path.exists() else []
+    records = _read(path)
     with tqdm(total=len(names), unit="item", file=sys.stderr) as bar:
         while left := [name for name in names if not _is_done(name, records)]:
             bar.update(len(names) - len(left) - bar.n)
@@ -75,8 +75,8 @@ def record_all(
                 break
             how = [str(path), str(rounds), str(end), only, interpret]
             with Popen([sys.executable, "-m", __name__, *how], stdin=PIPE) as child:
-                ended = child.wait()
-            records = read_records(path) if path.exists() else []
+                ended = _watched(child, path, names, bar)
+            records = _read(path)
             if ended and not _is_done(left[0], records):
                 following = [name for name in left if not _is_done(name, records)]
                 records.append(_failure(following[0], f"the process ended with {ended}"))
@@ -93,7 +93,7 @@ def record_all(
 def record_here(path: Path, rounds: int, end: float, only: str, interpret: str) -> None:
     """Do what the file lacks, in this process; the file is written after every item."""
     platform = interpret or PLATFORMS[jax.default_backend()]
-    records = read_records(path) if path.exists() else []
+    records = _read(path)
     with interpreted(interpret) if interpret else nullcontext():
         for item in _items(platform, bool(interpret), rounds):
             if only not in item.name or _is_done(item.name, records):
@@ -112,6 +112,20 @@ def record_here(path: Path, rounds: int, end: float, only: str, interpret: str) 
                     sys.exit(1)
             write_records(path, records)
             jax.clear_caches()
+
+
+def _watched(child: Popen, path: Path, names: list[str], bar: Any, seconds: float = 2) -> int:
+    """The exit status of the process, whose records move the bar as they come."""
+    while True:
+        try:
+            return child.wait(seconds)
+        except TimeoutExpired:
+            records = _read(path)
+            bar.update(sum(_is_done(name, records) for name in names) - bar.n)
+
+
+def _read(path: Path) -> list[Record]:
+    return read_records(path) if path.exists() else []
 
 
 def _end_with_parent() -> None:
