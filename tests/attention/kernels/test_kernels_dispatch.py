@@ -153,6 +153,15 @@ def test_the_programs_of_a_platform_hold_its_kernels(name, platform, kernel):
     assert kernel in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
+def test_a_step_on_a_gpu_is_refused_with_the_form_that_is_faster():
+    row = mixer("gdn")
+    token = [x[:, 0] for x in draw_inputs(row, 1)]
+    state = row.empty_state(2, 2, 16, 8, 1, jnp.float32)
+    step = jax.jit(partial(row.step, implementation="pallas")).trace(*token, state)
+    with pytest.raises(ValueError, match=r'XLA is faster: use implementation="xla"'):
+        step.lower(lowering_platforms=("cuda",))
+
+
 def test_an_old_jax_is_told_what_the_kernels_of_a_gpu_need():
     with pytest.raises(NotImplementedError, match=r"The kernels need jax >= 99\.0; this is"):
         require_jax("99.0", "The kernels")

@@ -25,7 +25,6 @@ from toolkit.attention.kernels.gpu.channels import channel_factors
 from toolkit.attention.kernels.gpu.factors import Delta
 from toolkit.attention.kernels.gpu.gradients import WIDEST
 from toolkit.attention.kernels.gpu.solve import INSTRUCTIONS, solve
-from toolkit.attention.kernels.gpu.step import step
 from toolkit.attention.kernels.gpu.support import check_chip, launch, token_place
 
 # Together they compute for longer than the first tier has time.
@@ -220,22 +219,6 @@ def test_factors_of_channels_lose_nothing_beside_abrupt_gates(name):
         assert relative_error(value[0, 0], reference) < 1.5 * ROUNDING
 
 
-@pytest.mark.parametrize("is_delta", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_step_equals_the_equations(is_delta):
-    key = 60 if is_delta else 64
-    inputs = make_inputs(2, 1, key, 40, channels=key if is_delta else 1, is_delta=is_delta)
-    q, k, v, g, beta = (None if x is None else x[:, 0].astype(F32) for x in inputs[:5])
-    out, state = step(q, k, v, g, beta, inputs.state, interpret=INTERPRETER)
-    assert_no_races()
-    q, k, v, decay, old = (np.array(x, np.float64) for x in (q, k, v, jnp.exp(g), inputs.state))
-    old *= decay[..., None]
-    if is_delta:
-        v = np.array(beta)[:, None] * (v - np.einsum("rk,rkv->rv", k, old))
-    want = old + k[..., None] * v[:, None]
-    assert relative_error(out, np.einsum("rk,rkv->rv", q, want)) < FLOAT32
-    assert relative_error(state, want) < FLOAT32
-
-
 def test_detector_sees_a_race():
     """A kernel that reads a copy it did not wait for."""
 
@@ -296,8 +279,6 @@ def test_real_shapes_lower_for_cuda(shape):
     kernels = 4 + (channels != 1 and is_delta)  # prepare, or factors and solve; walks, outputs
     kernels += 2 * (channels != 1 or size <= WIDEST)  # prepare or factors again, gradients
     assert lowered(train, inputs).count("custom_call @mosaic_gpu") == kernels
-    token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
-    assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,12 @@ def _tpu(name: str) -> Callable[..., Any]:
 
 def _gpu(name: str) -> Callable[..., Any]:
     from toolkit.attention.kernels.gpu import chunked as gpu_chunked
-    from toolkit.attention.kernels.gpu import step as gpu_step
 
-    return gpu_chunked.chunked if name == "chunked" else gpu_step.step
+    if name != "chunked":
+        raise NotImplementedError(
+            'No kernel makes a step on a GPU, where XLA is faster: use implementation="xla".'
+        )
+    return gpu_chunked.chunked
 
 
 def _gpu_latent() -> Callable[..., tuple[Array, Array]]:
@@ -109,8 +112,8 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
 
     branches, faults = {}, {}
     for platform, kernel in KERNELS.items():
-        run = branch(kernel(name))
         try:
+            run = branch(kernel(name))
             jax.eval_shape(run, rows, arrays)
         except (NotImplementedError, TypeError, ValueError) as fault:
             faults[platform] = fault

@@ -77,8 +77,8 @@ def cases(rows: Sequence[Mixer], batches: Sequence[int] = BATCHES) -> Iterator[P
 
 
 def step_case(row: Mixer, batch: int, name: str) -> Case:
-    """One mixer's step, its state updated in place, beside x <- c x over as many bytes; on an
-    accelerator by its kernel and by XLA.
+    """One mixer's step, its state updated in place, beside x <- c x over as many bytes; on a
+    TPU by its kernel and by XLA.
     """
     token = [x[:, 0] for x in mixer_inputs(row, 1, HEADS, SIZE, batch=batch)]
     earlier = mixer_inputs(row, EARLIER, HEADS, SIZE, batch=batch)
@@ -93,7 +93,7 @@ def step_case(row: Mixer, batch: int, name: str) -> Case:
 
     state = row.state_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options)
     forms: dict[str, Callable[..., Any]] = {OURS: step}
-    if jax.default_backend() != "cpu" and "pallas" in row.implementations:
+    if jax.default_backend() == "tpu" and "pallas" in row.implementations:
         forms = {
             KERNEL: partial(step, implementation="pallas"),
             XLA: partial(step, implementation="xla"),

@@ -59,16 +59,16 @@ token loop in values and gradients, with uninitialised memory as NaN and no race
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
 them ahead of time for sm_90a, with at most 197 registers a thread, 255 where gradients of a delta
 rule are found, and nothing spilled (heads of 256: 210 where chunks are prepared, 255 and 128 bytes
-in the walk back). Operands in registers, and those read by columns, are multiplied by `jnp.dot`
-where interpreted. On an H100 under jax 0.11.2 `solve`, the walks and `outputs` agreed with the
-token loop, in values and gradients, twice alike to the last bit, and every mixer's values (within
-.005), gradients (.006) and steps (.003) with the loop in float32. Times there, recorded in
-data/measurements/nvidia-h100/accelerator.json, at the shape above:
+in the walk back; where channels decay apart 255, and up to 368 bytes). Operands in registers, and
+those read by columns, are multiplied by `jnp.dot` where interpreted. On an H100 under jax 0.11.2
+every mixer's values (within .005) and gradients (.0071) agreed with the loop in float32. Times
+there, recorded in data/measurements/nvidia-h100/accelerator.json, at the shape above:
 
                             forward    in XLA    fla's    forward and backward    in XLA
     simple decay             1.6 ms    6.9 ms   1.0 ms                  2.7 ms   18.1 ms
     Gated DeltaNet           2.2 ms   13.3 ms   1.3 ms                  4.0 ms   49.2 ms
-    Kimi Delta Attention    16.8 ms   45.3 ms   2.8 ms
+    channels                 2.7 ms   13.8 ms                           6.9 ms   35.0 ms
+    Kimi Delta Attention     3.4 ms   42.0 ms   2.8 ms                 10.1 ms  124.6 ms
 """
 
 from functools import partial
