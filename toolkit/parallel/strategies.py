@@ -15,7 +15,7 @@ from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.parallel.cuts import largest_cut, with_axes
 from toolkit.parallel.layout import Layout, placements_of
 
@@ -43,7 +43,7 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
         >>> layout.bytes_per_device
         65536
     """
-    _check_axis(mesh, axis)
+    check_choice("axis", axis, mesh.axis_names)
     reason = "replicated: every device keeps it whole"
     rows = placements_of(params, lambda shape: (PartitionSpec(), reason))
     return Layout(mesh, rows, PartitionSpec(axis))
@@ -79,7 +79,7 @@ def fully_sharded(
         >>> layout.bytes_per_device == 65536 // mesh.size
         True
     """
-    _check_axis(mesh, axis)
+    check_choice("axis", axis, mesh.axis_names)
     if min_elements < 0:
         raise ValueError(f"min_elements={min_elements}: want at least 0")
 
@@ -89,8 +89,3 @@ def fully_sharded(
         return whole if best is None else with_axes(whole, best, (axis,)), reason
 
     return Layout(mesh, placements_of(params, choose), PartitionSpec(axis))
-
-
-def _check_axis(mesh: Mesh, axis: str) -> None:
-    if axis not in mesh.shape:
-        raise ValueError(f"axis={axis!r}: the mesh has {', '.join(map(repr, mesh.shape))}")

@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit._compat import varying, varying_axes
 from toolkit.parallel.axes import check_auto_axes, devices_along
 from toolkit.parallel.product_rings import (
@@ -232,8 +232,7 @@ def vocabulary_parallel_cross_entropy(
     for name, what, size in ((axis, "vocabulary", len(table)), (batch_axis, "batch", len(hidden))):
         if name is None:
             continue
-        if name not in mesh.shape:
-            raise ValueError(f"axis {name!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+        check_choice("axis", name, mesh.axis_names)
         if size % mesh.shape[name]:
             raise ValueError(
                 f"{what}={size} is not divisible by axis {name!r} of size {mesh.shape[name]}; "

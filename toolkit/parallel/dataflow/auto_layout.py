@@ -25,7 +25,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.parallel.dataflow.budget import cut_further, first_that_fits
 from toolkit.parallel.dataflow.flow import WHOLE, Cut, Flow, Machine, cut_of, spec_of
 from toolkit.parallel.dataflow.fused import with_splits
@@ -80,8 +80,7 @@ def auto_layout(
         [('model',), (None, 'model')]
     """
     for name, given in (("batch_axis", batch_axis), ("axis", axis)):
-        if given not in mesh.shape:
-            raise ValueError(f"{name}={given!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+        check_choice(name, given, mesh.axis_names)
     if axis == batch_axis:
         raise ValueError(f"axis={axis!r}: want another axis than batch_axis")
     sizes = dict(mesh.shape)

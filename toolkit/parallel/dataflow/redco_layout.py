@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh, PartitionSpec
 
-from toolkit._checks import checked
+from toolkit._checks import check_choice, checked
 from toolkit.parallel.layout import Layout, Placement, placements_of
 
 _WHOLE = "whole: neither a kernel nor an embedding"
@@ -51,8 +51,7 @@ def redco_layout(
         {'attn/o/kernel': ('model',), 'attn/q/kernel': (None, 'model')}
     """
     for name, given in (("axis", axis), ("batch_axis", batch_axis)):
-        if given not in mesh.shape:
-            raise ValueError(f"{name}={given!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+        check_choice(name, given, mesh.axis_names)
     rows = placements_of(params, lambda shape: (PartitionSpec(), _WHOLE))
     choices = _choices(rows, mesh.shape[axis])
     placed = []

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import check_shape, checked
+from toolkit._checks import check_choice, check_shape, checked
 from toolkit.experts import Routing, silu_gate
 from toolkit.experts.mixture import fitting_weights
 from toolkit.experts.products import Weights
@@ -105,8 +105,7 @@ def relaid_mixture(
     """
     weights = fitting_weights(x, routing, gate, up, down, None, None, None)
     check_auto_axes(mesh)
-    if axis not in mesh.shape:
-        raise ValueError(f"axis {axis!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+    check_choice("axis", axis, mesh.axis_names)
     devices, experts, slots = mesh.shape[axis], gate.shape[0], layout.slots.shape[1]
     plan = jnp.asarray(layout.slots, jnp.int32), jnp.asarray(layout.shares, jnp.float32)
     check_shape("layout.shares", plan[1], (devices, experts, devices), "devices experts devices")
