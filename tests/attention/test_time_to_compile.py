@@ -28,7 +28,7 @@ from toolkit.attention.execution.derivatives import differentiable
 BATCH, HEADS, SIZE = 2, 4, 64
 CASES = {"softmax, dense": 128, "softmax, in tiles": 256, "gdn": 256}  # tokens
 MOST = {"softmax, dense": 1.2, "softmax, in tiles": 2.1, "gdn": 1.35}  # kernels: 1.1, 2.1 and 1.33
-MOST_TIME = {"softmax, dense": 1.5, "softmax, in tiles": 2.3, "gdn": 1.65}  # 1.2, 2.0 and 1.45
+MOST_TIME = {"softmax, dense": 1.5, "softmax, in tiles": 2.5, "gdn": 1.7}  # 1.2, 2.1 and 1.47
 
 
 @pytest.fixture(autouse=True)
