@@ -24,6 +24,7 @@ from toolkit.attention.kernels.gpu import chunked as gpu_chunked
 from toolkit.attention.kernels.gpu.channels import channel_factors
 from toolkit.attention.kernels.gpu.factors import Delta
 from toolkit.attention.kernels.gpu.gradients import WIDEST
+from toolkit.attention.kernels.gpu.prepare import numbers_of_tokens
 from toolkit.attention.kernels.gpu.solve import INSTRUCTIONS, solve
 from toolkit.attention.kernels.gpu.support import check_chip, launch, token_place
 
@@ -191,6 +192,15 @@ def test_heads_of_values_may_share_keys(channels):
     want = values_and_gradients(copied, shared)
     for value, reference in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert relative_error(value, reference) < OUTPUT
+
+
+def test_decays_that_are_zero_are_not_added_up_while_compiling():
+    """A mixer without decay gives constant zeros, which XLA adds up for tens of seconds."""
+
+    def sums():
+        return numbers_of_tokens(jnp.zeros((2, 128, 1)), None, None)
+
+    assert re.search(r"\b(reduce-window|dot|add)\(", jax.jit(sums).lower().compile().as_text())
 
 
 def exact_factors(q, k, g):

@@ -39,7 +39,8 @@ def numbers_of_tokens(
     documents: Int[Array, "rows time"] | None,
 ) -> tuple[Float[Array, "rows chunks kinds C"], Float[Array, "rows chunks 1"]]:
     """One row of numbers per token for each of the names above, and what passes a chunk."""
-    coarse, fine = exact_sums(cut(g))
+    # XLA would add up the zeros of a mixer without decay while it compiles, for tens of seconds.
+    coarse, fine = exact_sums(lax.optimization_barrier(cut(g)))
     entry = jnp.exp(coarse + fine)
     leave = jnp.exp(coarse[:, :, -1:] - coarse + fine[:, :, -1:] - fine)
     through, document = entry[:, :, -1], jnp.zeros_like(coarse)
