@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int8
 
 from toolkit import checking
 from toolkit._annotations import AtLeast, Between, Known, Multiple, PowerOfTwo, SameDtype
@@ -38,6 +38,7 @@ def call(
     cap: Annotated[float, Known()] | None = None,
     name: Literal["a", "b"] | None = None,
     title: str = "",
+    code: Int8[Array, "many"] | None = None,
 ):
     return x
 
@@ -65,6 +66,7 @@ WRONG = [
     ({"cap": jnp.ones(())}, TypeError, r"cap must be known when compiling; got .*float32\[\]"),
     ({"cap": float("nan")}, ValueError, "cap must be a finite number or None; got nan"),
     ({"name": "c"}, ValueError, "name must be 'a' or 'b' or None; got 'c'"),
+    ({"code": LENGTH}, TypeError, "code must be int8; got int32"),
     ({"title": 3}, TypeError, "title must be a string; got 3"),
 ]
 

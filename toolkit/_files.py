@@ -34,6 +34,8 @@ def unfinished_beside(path: str | os.PathLike) -> Path:
 
 def write_whole(path: str | os.PathLike, content: bytes) -> None:
     """Write a file atomically. As after `open`, the umask says who may read it."""
+    if not Path(path).name:
+        raise ValueError(f"path must name a file; got {os.fspath(path)!r}.")
     unfinished = unfinished_beside(path)
     try:
         with unfinished.open("xb") as file:

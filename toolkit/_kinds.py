@@ -148,6 +148,8 @@ def _check_numbers(name: str, array: Array, kind: Any) -> None:
         check_integers(name, array)
     elif set(kind.dtypes) <= {"bool", "bool_"} and array.dtype != bool:
         raise TypeError(f"{name} must be boolean; got {array.dtype}.")
+    elif not is_floating and len(kind.dtypes) == 1 and array.dtype != kind.dtypes[0]:
+        raise TypeError(f"{name} must be {kind.dtypes[0]}; got {array.dtype}.")
 
 
 def shown(value: Any) -> str:

@@ -23,7 +23,7 @@ FAST = """
     looped.LoopedConfig looped.pad_prompts training.FitOptions training.adamw training.load_corpus
     training.sample_batch training.Checkpoints conversion.ConversionPlan conversion.loop_weights
     measure.speedup measure.record measure.time_contenders parallel.make_mesh figures.new_figure
-    language.TrainingRun
+    language.TrainingRun serving.Request serving.Scheduler serving.window_bytes serving.goodput
 """
 ALLOWED = {
     "measure.collectives(compiled": "a compiled program is whatever answers as one",

@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
     refused = [
         (lambda: Request((), 1), "prompt: got no token"),
         (lambda: Request((1,), 0), "length: got 0"),
-        (lambda: Request((1,), 1, temperature=float("nan")), "temperature must be finite"),
+        (lambda: Request((1,), 1, temperature=float("nan")), "temperature must be a finite"),
         (lambda: Request((1,), 1, temperature=-1.0), "temperature must be finite"),
         (lambda: engine.submit(Request((50,), 1)), "prompt: got token 50"),
         (lambda: engine.submit(Request((1,), 1, stop_tokens=(-1,))), "stop_tokens: got token -1"),

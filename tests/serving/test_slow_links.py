@@ -37,10 +37,10 @@ def test_stars_rings_and_trees_take_what_their_formulas_say():
     assert window_seconds(80, 0.03, 0.02, 2) == pytest.approx(2.4)
     assert window_seconds(80, 0.03, 0.02, 1) == pytest.approx(4.0)
     assert window_seconds(80, 0.03, 0.02, 80) == pytest.approx(1.6)
-    with pytest.raises(ValueError, match="window: got 0"):
+    with pytest.raises(ValueError, match="window must be at least 1; got 0"):
         window_seconds(80, 0.03, 0.02, 0)
     # Twice the window, twice the weights; all of them where the window holds the model.
     assert window_bytes(80, 2.0, 4, cache=1.0) - window_bytes(80, 2.0, 2, cache=1.0) == 4.0
     assert window_bytes(80, 2.0, 200) == 160.0
-    with pytest.raises(ValueError, match="window: got 0"):
+    with pytest.raises(ValueError, match="window must be at least 1; got 0"):
         window_bytes(80, 2.0, 0)

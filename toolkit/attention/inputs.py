@@ -164,6 +164,7 @@ class Mixer:
         return self.inputs[self.names.index(name)]
 
 
+@checked
 def recurrent(
     *,
     inputs: tuple[Input, ...], implementations: tuple[str, ...] = ("xla", "scan", "pallas"),

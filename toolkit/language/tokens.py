@@ -105,6 +105,7 @@ def find_special_tokens(directory: Path) -> SpecialTokens:
         >>> find_special_tokens("run").stops is None
         True
     """
+    os.stat(directory)  # of a path that is not there, nobody would notice the missing tokens
     found: dict[str, Any] = {}
     for name in SPECIAL_TOKENS:
         if (file := beside(directory, name)).is_file():

@@ -9,9 +9,12 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+
+from toolkit._annotations import AtLeast
+from toolkit._checks import checked
 
 
 @dataclass
@@ -49,7 +52,8 @@ class PageTable:
         (Lease(pages=[0, 1, 2], shared=0, states={}), 1)
     """
 
-    def __init__(self, pages: int, page: int) -> None:
+    @checked
+    def __init__(self, pages: Annotated[int, AtLeast(0)], page: Annotated[int, AtLeast(1)]) -> None:
         self.page, self.count = page, pages
         self.free = list(reversed(range(pages)))
         self.idle: OrderedDict[int, None] = OrderedDict()

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from toolkit._checks import checked
+from toolkit._checks import check_fields, checked
 from toolkit.looped.decoding.sampling import check_sampling
 
 Reason = Literal["stop", "length", "cancelled"]
@@ -43,6 +43,7 @@ class Request:
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         if not self.prompt:
             raise ValueError("prompt: got no token, wanted at least one")
         if self.length < 1:

@@ -1,10 +1,11 @@
 """What a run leaves: its turns, the times of its requests, and the measures of both."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from toolkit._annotations import Positive
 from toolkit._checks import checked
 from toolkit.serving.requests import Timed, TracedRequest
 from toolkit.serving.scheduler import Iteration
@@ -137,7 +138,7 @@ class Goodput(NamedTuple):
 def goodput(
     serve: Callable[[Sequence[TracedRequest]], Run], trace: Sequence[TracedRequest],
     highest: float, *,
-    share: float = 0.9, tolerance: float = 0.01, first_token: float = np.inf,
+    share: float = 0.9, tolerance: Annotated[float, Positive()] = 0.01, first_token: float = np.inf,
     per_token: float = np.inf, largest_gap: float = np.inf,
 ) -> Goodput:  # fmt: skip
     """The highest rate at which a share of the requests keeps all bounds, by bisection.

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from toolkit._checks import checked
+
 
 class Iteration(NamedTuple):
     """One turn of the engine: pieces of prompts to read, then a step for rows that write.
@@ -87,6 +89,7 @@ class Scheduler:
         Iteration(pieces=((0, 64),), rows=())
     """
 
+    @checked
     def __init__(
         self, budget: int | None = None, *, order: Callable[[Job], object] | None = None
     ) -> None:

@@ -189,6 +189,7 @@ DRAWN: dict[str, Callable[[random.Random, int], Choice]] = {
 """Tasks that need no file; their size is in sentences, pairs or words."""
 
 
+@checked
 def drawn_rows(name: str, size: int, rows: int, seed: int = 0) -> Iterator[Choice]:
     """Rows of a task that needs no file, the same for the same seed.
 

@@ -26,6 +26,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import check_fields
 from toolkit._pytrees import register_dataclass
 from toolkit.looped.blocks import Block, run_blocks
 from toolkit.looped.decoding.cache import LoopedCache
@@ -69,6 +70,7 @@ class ParallelLayers:
     is_calibrated: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         config, block = self.model.config, self.model.blocks[0]
         if self.size < 1:
             raise ValueError(f"size: got {self.size}, wanted at least 1 layer")

@@ -17,7 +17,7 @@ from toolkit._checks import check_choice, check_shape, checked
 from toolkit.experts import Routing, silu_gate
 from toolkit.experts.mixture import fitting_weights
 from toolkit.experts.products import Weights
-from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.axes import check_auto_axes, devices_along
 from toolkit.parallel.experts.dispatch import Dispatched, expert_slots
 from toolkit.parallel.experts.relayout import ExpertLayout
 from toolkit.parallel.experts.ways import Way, by_all_to_all
@@ -54,9 +54,9 @@ def restored(
         >>> jax.shard_map(get, **specs)(jnp.eye(8)).shape
         (8, 8, 1)
     """
-    if slots.shape[0] != lax.axis_size(axis):
+    if slots.shape[0] != (devices := devices_along(axis)):
         raise ValueError(
-            f"slots must have a row for each of {lax.axis_size(axis)} devices of axis {axis!r}; "
+            f"slots must have a row for each of {devices} devices of axis {axis!r}; "
             f"got {slots.shape[0]}"
         )
     return lax.all_to_all(shards[slots], axis, 0, 0).swapaxes(0, 1)

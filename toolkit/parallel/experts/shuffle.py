@@ -18,6 +18,7 @@ from scipy.optimize import linear_sum_assignment
 
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
+from toolkit.parallel.axes import devices_along
 
 Count = Annotated[int, AtLeast(1)]
 
@@ -138,6 +139,8 @@ def shuffled_order(preferences: Float[Array, "tokens devices"]) -> Int[Array, "t
         [1, 3, 0, 2]
     """
     tokens, devices = preferences.shape
+    if not preferences.size:
+        raise ValueError(f"preferences: got {tokens} tokens, {devices} devices; wanted both")
     if tokens % devices:
         nearest = tokens + -tokens % devices
         raise ValueError(f"{tokens} tokens are no multiple of {devices} devices; {nearest} are")
@@ -185,7 +188,7 @@ def scatter_shuffled(
         >>> spread(jnp.arange(8.0)[:, None])[:, 0].tolist()
         [56.0, 48.0, 40.0, 32.0, 24.0, 16.0, 8.0, 0.0]
     """
-    devices = lax.axis_size(axis)
+    devices = devices_along(axis)
     if parts.shape[0] % devices:
         raise ValueError(
             f"{parts.shape[0]} tokens are no multiple of {devices} devices of {axis!r}"
@@ -218,5 +221,10 @@ def gather_unshuffled(
         >>> jax.shard_map(get, **how)(jnp.arange(8.0)[:, None])[:, 0].tolist()
         [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
     """
+    if (gathered := own.shape[0] * devices_along(axis)) != order.shape[0]:
+        raise ValueError(
+            f"own must be an equal part of the {order.shape[0]} tokens of order; got {gathered} in "
+            "all"
+        )
     whole = lax.all_gather(own, axis, axis=0, tiled=True)
     return jnp.zeros_like(whole).at[order].set(whole, unique_indices=True)

@@ -17,6 +17,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int
 
+from toolkit._checks import check_fields
 from toolkit._pytrees import register_dataclass
 from toolkit.parallel.axes import axes_of, check_auto_axes, only, unshared
 from toolkit.parallel.gradients.buffers import Group, Leaf
@@ -71,6 +72,7 @@ class ExchangePlan:
     program: Callable | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_auto_axes(self.layout.mesh)
         self.layout.check()
         if self.layout.attention is not None:

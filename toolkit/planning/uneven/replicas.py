@@ -11,10 +11,11 @@ integer program. Within a replica, sequences are packed into micro-batches by ti
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from toolkit._annotations import Positive
 from toolkit._checks import checked
 from toolkit.measure import in_words
 
@@ -69,7 +70,7 @@ def plan_replicas(
     chips: int,
     seconds: Callable[[int, int], float],
     capacity: float,
-    limit: float = 10.0,
+    limit: Annotated[float, Positive()] = 10.0,
 ) -> ReplicaPlan:
     """Divide chips into replicas of different sizes for the sequences of a step.
 
@@ -213,7 +214,7 @@ def pack_by_time(
     microbatches: int,
     room: float,
     stages: int = 1,
-    limit: float = 10.0,
+    limit: Annotated[float, Positive()] = 10.0,
 ) -> tuple[tuple[tuple[int, ...], ...], float]:
     """Sequences into micro-batches of at most so many tokens, so that a pipeline ends soonest.
 

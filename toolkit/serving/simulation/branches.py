@@ -90,6 +90,7 @@ def spread_samples(laws: Sequence[Any], wanted: int, budget: int) -> list[int]:
     return counts
 
 
+@checked
 def prune(
     scores: Callable[[int, int], float], lengths: Sequence[int], wanted: int, *,
     every: int, bar: float, most: int,

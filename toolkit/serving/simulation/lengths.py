@@ -4,9 +4,11 @@ import functools
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 
 QUANTILES = (np.arange(4000) + 0.5) / 4000
@@ -96,7 +98,10 @@ def fit_lengths(lengths: Sequence[int], most: int) -> LogStudent:
 
 @checked
 def serve_in_order(
-    arrivals: np.ndarray, lengths: np.ndarray, keys: np.ndarray, slots: int
+    arrivals: np.ndarray,
+    lengths: np.ndarray,
+    keys: np.ndarray,
+    slots: Annotated[int, AtLeast(1)],
 ) -> np.ndarray:
     """Seconds from arrival to end of jobs on slots of unit speed, without preemption.
 

@@ -94,6 +94,7 @@ class Pools(NamedTuple):
         return [Instance(PrefillFirst(batch) if is_joint else Scheduler(chunk), cost) for _ in each]
 
 
+@checked
 def placements(chips: int, tensor: Sequence[int]) -> Iterator[Pools]:
     """Every choice of pools that uses all chips: DistServe's search, by brute force.
 
@@ -186,6 +187,7 @@ def mix_replicas(
     return sorted(found, key=lambda each: -each.scale)
 
 
+@checked
 def switch_pays(before: float, after: float, horizon: float, seconds: float) -> bool:
     """Whether to change replicas: what is gained until `horizon` exceeds what `seconds` of standing
     still lose, horizon (after - before) > seconds before, of two throughputs (OServe).

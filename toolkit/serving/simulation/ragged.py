@@ -33,6 +33,7 @@ class PooledRounds(NamedTuple):
     needed: int
 
 
+@checked
 def tokens_by_least(acceptance: float, drafts: int, batch: int) -> float:
     """Tokens per round of a row in a batch that is cut to its least: 1 + sum_j a^(j B).
 

@@ -7,12 +7,14 @@ helps only where times vary.
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 from jaxtyping import Array, Float
 
+from toolkit._annotations import AtLeast, Positive
 from toolkit._checks import checked
+from toolkit.parallel.axes import devices_along
 
 
 @checked
@@ -56,7 +58,11 @@ def all_reduce_seconds(
     }[shape]
 
 
-def window_seconds(blocks: int, loading: float, computing: float, window: int) -> float:
+@checked
+def window_seconds(
+    blocks: Annotated[int, AtLeast(1)], loading: Annotated[float, Positive()],
+    computing: Annotated[float, Positive()], window: Annotated[int, AtLeast(1)],
+) -> float:  # fmt: skip
     """Seconds per token of a model whose blocks pass through a window of memory (modelled).
 
     blocks max(loading, computing) for a window of at least two, which holds that many blocks;
@@ -76,14 +82,16 @@ def window_seconds(blocks: int, loading: float, computing: float, window: int) -
         >>> round(window_seconds(80, 0.03, 0.02, 2), 3), round(window_seconds(80, 0.03, 0.02, 1), 3)
         (2.4, 4.0)
     """
-    if not window >= 1:
-        raise ValueError(f"window: got {window}, wanted at least 1 block")
     if window >= blocks:
         return blocks * computing
     return blocks * (max(loading, computing) if window > 1 else loading + computing)
 
 
-def window_bytes(blocks: int, block: float, window: int, cache: float = 0.0) -> float:
+@checked
+def window_bytes(
+    blocks: Annotated[int, AtLeast(1)], block: Annotated[float, Positive()],
+    window: Annotated[int, AtLeast(1)], cache: float = 0.0,
+) -> float:  # fmt: skip
     """Bytes in memory of a model whose blocks pass through a window: window blocks and the cache.
 
     Args:
@@ -101,11 +109,10 @@ def window_bytes(blocks: int, block: float, window: int, cache: float = 0.0) -> 
         >>> window_bytes(80, 0.4e9, 2, cache=0.1e9) / 1e9
         0.9
     """
-    if not window >= 1:
-        raise ValueError(f"window: got {window}, wanted at least 1 block")
     return min(window, blocks) * block + cache
 
 
+@checked
 def star_all_reduce(x: Float[Array, "..."], axis: str) -> Float[Array, "..."]:
     """The sum over an axis of the mesh by way of its first device, inside `shard_map`.
 
@@ -128,7 +135,7 @@ def star_all_reduce(x: Float[Array, "..."], axis: str) -> Float[Array, "..."]:
         >>> jax.vmap(star, axis_name="device")(jnp.ones(1)).tolist()
         [1.0]
     """
-    count, total = jax.lax.axis_size(axis), x
+    count, total = devices_along(axis), x
     for other in range(1, count):
         total = total + jax.lax.ppermute(x, axis, [(other, 0)])
     found = total

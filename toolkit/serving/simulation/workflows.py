@@ -6,11 +6,12 @@ still in the cache. Prefixes are of one size here, so that Belady's rule is opti
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import check_choice, checked
 
 
@@ -29,7 +30,8 @@ class AgentCall(NamedTuple):
 
 @checked
 def draw_workflows(
-    chain: Float[np.ndarray, "agents agents"], workflows: int, steps: int, together: int,
+    chain: Float[np.ndarray, "agents agents"], workflows: int, steps: int,
+    together: Annotated[int, AtLeast(1)],
     draw: np.random.Generator,
 ) -> list[AgentCall]:  # fmt: skip
     """Calls of workflows that walk through a Markov chain, some at a time in random order.
@@ -66,7 +68,8 @@ def draw_workflows(
     return calls
 
 
-def fit_chain(calls: Sequence[AgentCall], agents: int) -> np.ndarray:
+@checked
+def fit_chain(calls: Sequence[AgentCall], agents: Annotated[int, AtLeast(1)]) -> np.ndarray:
     """Chances of the next agent from past workflows, every pair counted once more than seen.
 
     Args:

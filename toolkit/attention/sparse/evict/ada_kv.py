@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from toolkit._checks import check_fields
 from toolkit.attention._checks import check_count
 from toolkit.attention.sparse.budget import Ranked
 from toolkit.attention.sparse.selector import HEADS
@@ -43,6 +44,7 @@ class AdaKV:
     floor: float = 0.2
 
     def __post_init__(self):
+        check_fields(self)
         check_count("tokens", self.tokens, 1, " token")
         check_count("heads", self.heads, 1)
         if not 0 <= self.floor <= 1:

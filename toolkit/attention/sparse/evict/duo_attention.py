@@ -11,10 +11,13 @@ A layer's heads then read by `PerHead`, with `SELECTORS["window"]` as their syst
 Source: Xiao et al. (2024), arXiv:2410.10819, sections 2.2 and 2.3.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from toolkit._annotations import Positive
 from toolkit._checks import checked
 from toolkit.attention.sparse.budget import PerHead
 
@@ -24,7 +27,7 @@ def head_gates(
     exact: Float[Array, "queries heads value"],
     streamed: Float[Array, "queries heads value"],
     *,
-    penalty: float = 0.05,
+    penalty: Annotated[float, Positive()] = 0.05,
 ) -> Float[Array, "heads"]:
     """How much of attention to everything each head needs, from 0 to 1.
 
@@ -44,6 +47,7 @@ def head_gates(
     return jnp.maximum(1 - penalty / jnp.maximum(2 * distance, penalty), 0)
 
 
+@checked
 def split_heads(
     gates: Float[np.ndarray, "layers key_value_heads"], streaming_share: float, *,
     streaming_tokens: int, capacity: int,

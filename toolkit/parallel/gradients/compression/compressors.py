@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_choice
+from toolkit._checks import check_choice, checked
 from toolkit.parallel.gradients.compression.compressor import Compressor, Payload
 from toolkit.parallel.gradients.compression.low_rank import low_rank
 from toolkit.parallel.gradients.compression.packing import in_blocks, pack, unpack
@@ -242,6 +242,7 @@ def _count_of(share: float) -> Callable[[int], int]:
     return lambda n: min(n, math.ceil(share * n))
 
 
+@checked
 def contracted(compressor: Compressor) -> Compressor:
     """An unbiased compressor divided by 1 + variance, which makes it a contraction.
 

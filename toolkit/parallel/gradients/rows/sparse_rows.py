@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from toolkit._checks import checked
+from toolkit.parallel.axes import devices_along
 from toolkit.parallel.gradients.compression.packing import pack, unpack
 
 
@@ -69,6 +70,7 @@ class RowReport(NamedTuple):
     outside: Int[Array, ""]
 
 
+@checked
 def row_capacity(touched: int, devices: int) -> int:
     """Rows for one owner among `touched` rows: (1 + 4 sqrt(D / touched)) of the mean.
 
@@ -131,7 +133,7 @@ def exchange_rows(
     for name, size in (("push", push), ("pull", pull)):
         if size < 1:
             raise ValueError(f"{name}: got {size}, wanted a capacity of at least 1")
-    if owners.devices != (size := jax.lax.axis_size(axis)):
+    if owners.devices != (size := devices_along(axis)):
         raise ValueError(f"owners: got those of {owners.devices} devices, wanted {size}")
     is_row = (ids >= 0) & (ids < owners.rows)
     ids = jnp.where(is_row, ids, owners.rows)
