@@ -142,6 +142,25 @@ def test_the_page_in_the_docs_says_what_its_record_says():
     assert "*not shown*: the mean difference of 0.055 bits per byte" in " ".join(text.split())
 
 
+def test_the_page_in_the_docs_says_what_the_record_of_loops_says():
+    folder = Path(__file__).parents[2] / "data/comparisons/looped"
+    comparison, tried, lines = load_comparison(folder)
+    best = comparison.best_rates(tried)
+    assert best == {"plain": 0.024, "looped": 0.012}
+    for label, rate in best.items():
+        assert rate in comparison.grid(label)[1:-1]
+        assert len(comparison.grid(label)) == 5
+    plain, looped = (comparison.contenders[label].config for label in ("plain", "looped"))
+    assert (plain.pattern, looped.pattern, looped.loops) == ("full full full full", "full full", 2)
+    assert parameter_count(looped) / parameter_count(plain) == pytest.approx(0.57, abs=5e-3)
+    assert flops_per_token(looped, 128) == pytest.approx(flops_per_token(plain, 128), rel=0.01)
+    final = comparison.final(best)
+    (verdict,) = final.verdicts(results_of(lines, final))
+    assert (verdict.word, verdict.seeds) == ("contradicted", 8)
+    assert verdict.interval == pytest.approx((-0.128, -0.005), abs=5e-4)
+    assert np.mean(verdict.interval) == pytest.approx(-0.066, abs=5e-4)
+
+
 def test_runs_at_other_rates_are_set_aside(tmp_path):
     folder = recorded(tmp_path / "folder", [0.0])
     comparison = load_comparison(folder)[0]
