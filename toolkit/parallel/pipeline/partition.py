@@ -16,8 +16,6 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from toolkit.parallel.dataflow.programs import inlined
-
 # Computed again from what is kept anyway, instead of being kept too; gathered again, for what is
 # cut over devices would else be kept whole.
 _CHEAP = frozenset(
@@ -28,6 +26,7 @@ _CHEAP = frozenset(
 # Of these alone are the gradients of biases, norms and gates made, which are smaller than what they
 # sum up.
 _SUMMED = _CHEAP - {"all_gather"} | {"dynamic_update_slice", "reduce_sum"}
+_CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def partition(
         dw, dx = pull(dy)
         return y, dx, dw
 
-    traced = inlined(jax.make_jaxpr(joint)(weights, x, rest, x))
+    traced = _inlined(jax.make_jaxpr(joint)(weights, x, rest, x))
     cut = _Cut(traced, [len(weights), len(x), len(rest), len(x)])
     w, inputs, others, dy = cut.inputs
     y, dx, dw = cut.outputs([len(x), len(x), len(weights)])
@@ -232,3 +231,30 @@ def _bytes(v: Any) -> int:
 def _groups(values: Sequence[Any], sizes: list[int]) -> list[list[Any]]:
     left = iter(values)
     return [list(itertools.islice(left, size)) for size in sizes]
+
+
+def _inlined(closed: Any) -> Any:
+    """The same program with the equations of inner `jit`s in line, traced anew.
+
+    `dataflow.programs.inlined` leaves calls that hold constants as they are: all that they read
+    would be kept.
+    """
+    if not any(eqn.primitive.name in _CALLS for eqn in closed.jaxpr.eqns):
+        return closed
+
+    def run(*values):
+        known = dict(zip(closed.jaxpr.invars, values, strict=True))
+        known |= zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        for eqn in closed.jaxpr.eqns:
+            if eqn.primitive.name in _CALLS:
+                inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+                inputs = [known[v] if _is_variable(v) else v.val for v in eqn.invars]
+                results = core.jaxpr_as_fun(inner)(*inputs)
+            else:
+                inputs = list(dict.fromkeys(v for v in eqn.invars if _is_variable(v)))
+                alone = {"invars": inputs, "outvars": eqn.outvars, "eqns": [eqn], "constvars": []}
+                results = _function(closed.jaxpr.replace(**alone))(*(known[v] for v in inputs))
+            known |= zip(eqn.outvars, results, strict=True)
+        return [known[v] if _is_variable(v) else v.val for v in closed.jaxpr.outvars]
+
+    return _inlined(jax.make_jaxpr(run)(*closed.in_avals))
