@@ -12,6 +12,7 @@ from toolkit.cli import commands as cli
 from toolkit.experiments import load_experiment, power
 from toolkit.experiments.kit.records import is_changed, read_runs, results_of
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
+from toolkit.experiments.words import LONGER
 
 WORDS = "seen|contradicted|no difference that matters|not shown|void"
 RECORDED = sorted((Path(__file__).parents[2] / "data/experiments").glob("*.jsonl"))
@@ -80,6 +81,8 @@ def test_what_the_page_of_results_says_of_hybrids():
     looped, hybrid = results.paired("perplexity", both)
     assert (looped - hybrid).mean() == pytest.approx(0.005, abs=5e-4)
 
+    recipes = load_experiment("overflow").settings.values()
+    assert {(recipe.task.pairs, recipe.steps) for recipe in recipes} == {(32, 3_000)}
     results, verdicts = recorded("overflow")
     words = [verdict.word for verdict in verdicts]
     assert words == ["not shown", "not shown", "seen", "seen", "not shown", "not shown"]
@@ -102,9 +105,11 @@ def test_what_the_page_of_results_says_of_words():
         "S3: gdn, beta up to 1": 1 / 6, "S3: gdn, beta up to 2": 1 / 3,  # two signs of three each
     }.items():  # fmt: skip
         np.testing.assert_allclose(beyond[label], chance, atol=0.01)
-    steps = {label: setting.steps for label, setting in load_experiment("words").settings.items()}
-    assert steps["parity: full"] == 20_000 / 5
-    assert steps["S3: delta product"] == pytest.approx(4_900 * 2 / 5, rel=0.03)
+    recipes = load_experiment("words").settings
+    parity, s3 = recipes["parity: full"], recipes["S3: delta product"]
+    assert (parity.task.length, LONGER["Z2"], parity.steps) == (40, 256, 20_000 / 5)
+    assert (s3.task.length, LONGER["S3"]) == (128, 512)
+    assert s3.steps == pytest.approx(4_900 * 2 / 5, rel=0.03)
 
 
 def test_what_the_page_of_results_says_is_left_to_run():

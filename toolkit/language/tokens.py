@@ -102,7 +102,7 @@ def find_special_tokens(directory: Path) -> SpecialTokens:
         The tokens; none for a model of bytes.
 
     Example:
-        >>> find_special_tokens("run").stops is None
+        >>> find_special_tokens(".").stops is None
         True
     """
     os.stat(directory)  # of a path that is not there, nobody would notice the missing tokens
