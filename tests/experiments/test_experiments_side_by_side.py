@@ -71,7 +71,10 @@ def test_the_claims_on_states_that_overflow_are_judged_with_their_control():
     found = verdicts(experiment, means, names)
     assert (found[0], *found[4:]) == ("contradicted", "seen", "seen")
     means["window"] = 0.8
-    assert set(verdicts(experiment, means, names)) == {"void"}
+    found = verdicts(experiment, means, names)
+    assert [*found[:2], *found[3:]] == ["void"] * 5
+    means["gdn + full, keys of 8"] = 0.1  # nobody is known to learn what the state does not
+    assert verdicts(experiment, means, names)[2] == "void"
     assert power(LEAST_SEEDS, 3.0, claims=len(experiment.claims), draws=1000) > 0.8
 
 
@@ -82,6 +85,7 @@ def test_the_claims_on_words_are_judged_with_their_controls():
     means["parity: gdn, beta up to 1"] = 0.9
     assert verdicts(experiment, means, names)[0] == "void"
     means["S3: delta product"] = 0.4
-    assert verdicts(experiment, means, names)[2:4] == ["contradicted"] * 2
+    # Where nobody learns the words, that a model does not says nothing.
+    assert verdicts(experiment, means, names)[2:] == ["contradicted", "contradicted", "void"]
     means["S3: gdn, beta up to 1"] = 0.9
     assert verdicts(experiment, means, names)[2:] == ["void"] * 3
