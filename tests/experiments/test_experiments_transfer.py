@@ -12,7 +12,16 @@ from toolkit.experiments import load_experiment, transfer
 from toolkit.experiments.kit.experiment import Workspace
 from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.transfer import LOSSES, MUP, RATES, SIZES, STANDARD, TransferSetting
+from toolkit.experiments.lr import transfer_rules
+from toolkit.experiments.transfer import (
+    LOSSES,
+    MUP,
+    PLACES,
+    RATES,
+    SIZES,
+    STANDARD,
+    TransferSetting,
+)
 from toolkit.lr import transfer as factors
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +58,20 @@ def test_the_excess_is_what_the_small_models_rate_costs_and_the_control_must_los
     assert margins == pytest.approx(np.full(4, 0.4))  # as many as both have, paired by seed
 
 
+def test_rates_that_a_seed_did_not_try_are_no_best():
+    results = made_up(standard_moves_by=2)
+    runs = results.outcomes[TransferSetting(STANDARD, *SIZES[-1]).label]
+    for seed in (1, 2):
+        runs[seed] = {LOSSES: [runs[seed][LOSSES][place] for place in (2, 5)], PLACES: [2, 5]}
+    losses = transfer.losses_by_rate(results, STANDARD, SIZES[-1])
+    assert np.isnan(losses.mean(0)).sum() == len(RATES) - 2
+    assert transfer.best_of(losses) == 2  # the third, though two seeds know one that is better
+    assert transfer.excess(results, STANDARD, SIZES[-1]) == pytest.approx(np.full(5, 0.3))
+    assert "*" not in transfer.report(results).splitlines()[2]
+    del runs[0], runs[3], runs[4]
+    assert "*" in transfer.report(results).splitlines()[2]
+
+
 def test_no_claim_is_judged_where_all_rules_end_alike():
     """The controls: the usual parametrisation must lose."""
     alike = {}
@@ -66,7 +89,7 @@ def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():
     weights = {"w": jax.random.normal(key, (8, 8)), "b": jnp.ones(8)}
     small = {"w": jnp.ones((4, 4)), "b": jnp.ones(4)}
     moved = factors(small, weights, width=2)
-    optimizer = transfer._optimizer(transfer.SPHERE, moved)
+    optimizer = transfer_rules.rule_optimizer(transfer_rules.SPHERE, moved)
     for size in (1e-3, 1e3):
         gradient = jax.tree.map(
             lambda w, size=size: size * jax.random.normal(key, w.shape) + w, weights
@@ -77,9 +100,11 @@ def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():
         assert float(jnp.abs(updates["b"]).max()) == pytest.approx(1.0, rel=1e-3)  # Adam's first
     stepped = optax.apply_updates(weights, jax.tree.map(lambda u: 0.1 * u, updates))
     norm = jnp.linalg.norm(weights["w"])
-    on = transfer._on_sphere(stepped["w"], "hidden", norm)
+    on = transfer_rules.on_sphere(stepped["w"], "hidden", norm)
     assert float(jnp.linalg.norm(on)) == pytest.approx(float(norm), rel=TOLERANCE)
-    np.testing.assert_array_equal(transfer._on_sphere(stepped["b"], "input", norm), stepped["b"])
+    np.testing.assert_array_equal(
+        transfer_rules.on_sphere(stepped["b"], "input", norm), stepped["b"]
+    )
 
 
 def test_what_the_page_on_searches_says_of_the_record():
@@ -110,5 +135,7 @@ def results_rules(results):
 @pytest.mark.parametrize("rule", [*transfer.RULES, transfer.SEARCH])
 def test_every_rule_runs_made_short(rule, tmp_path):
     setting = TransferSetting(rule, 128, 1, steps=60)
-    outcome = transfer.execute(setting, 0, Workspace(tmp_path, lambda share: None))
+    told = []
+    outcome = transfer.execute(setting, 0, Workspace(tmp_path, told.append))
     assert outcome["loss"] < 3.5
+    assert len(told) >= 6 or rule == transfer.SEARCH

@@ -18,7 +18,6 @@ Source: muP and CompleteP as in `toolkit.lr.transfer`; Kosson et al. (arXiv:2510
     gradients along the sphere are our own reading.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,39 +25,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
-from jaxtyping import Array
-from optax.contrib import MuonDimensionNumbers
 
 from toolkit.experiments.kit.chart import LOOKS, caption_below
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Margins, fails, judging
-from toolkit.experiments.lr.sources import (
-    Workload,
-    characters,
-    cross_entropy,
-    draw_windows,
-    windows,
+from toolkit.experiments.lr.transfer_rules import (
+    COUPLED,
+    LONG,
+    MUP,
+    RULES,
+    SMALL,
+    STANDARD,
+    rule_trainer,
 )
-from toolkit.experiments.lr.training import LaneTrainer
-from toolkit.lr import Transfer, search, shape_rates, transfer, transferred_weights
+from toolkit.lr import search, shape_rates
 
-STEPS, BATCH, SEQUENCE = 300, 8, 64
-DECAY = 0.3  # times the rate; over a run it takes most of a weight at the higher rates
+STEPS = 300
+TOLD_EVERY = 10  # steps between two moves of the progress bar
 RATES = tuple(2.0**power for power in range(-12, -3))
-SIZES = ((64, 2), (512, 2), (64, 16), (512, 16))  # width, layers; the first is tuned
-HEAD = 32
+SIZES = (SMALL, (512, 2), (64, 16), (512, 16))
 WARMUP, LONG_WARMUP = 0.1, 0.5
-HELD_OUT = 256  # windows
 MATTERS = 0.05  # nats per character, of some 2
-STANDARD, MUP, COUPLED, LONG = "standard", "muP", "muP, coupled", "long warm-up"
-SPHERE, SEARCH = "hypersphere", "search"
-RULES = (STANDARD, MUP, COUPLED, LONG, SPHERE)
+SEARCH = "search"
 LOSSES, LOSS, PLACES = "loss by rate", "loss", "places of these rates"
-# At the large size two seeds tried all rates. All rules are tuned at the sixth; the others try that
-# and, for the rule that may keep it, its neighbours, for those that do not, the best of all.
+# At the large size one or two seeds tried all rates. All rules are tuned at the sixth; the others
+# try that one and, for rules that may keep it, its neighbours, for those that do not, the best.
 TRIED = {
     (MUP, SIZES[-1]): (4, 5, 6),
     (COUPLED, SIZES[-1]): (4, 5, 6),
@@ -84,7 +76,7 @@ class TransferSetting:
 
 def execute(setting: TransferSetting, seed: int, workspace: Workspace) -> dict[str, Any]:
     """Losses on held-out text, of the rates tried in one program; or of the searched one."""
-    trainer = _trainer(setting.rule, setting.width, setting.layers)
+    trainer = rule_trainer(setting.rule, setting.width, setting.layers)
     problem, steps = trainer.workload, setting.steps
     if setting.rule == SEARCH:
         found = search(
@@ -102,12 +94,10 @@ def execute(setting: TransferSetting, seed: int, workspace: Workspace) -> dict[s
     places = _tried(setting)
     rates = np.take(RATES, places)
     table = np.multiply.outer(rates, shape_rates("linear", steps, warmup)).astype(np.float32)
-    lanes, _ = trainer.train(
-        trainer.init([seed], len(rates)),
-        [seed],
-        table[None],
-        lambda step: workspace.progress(step / steps),
-    )
+    lanes = trainer.init([seed], len(rates))
+    for begin in range(0, steps, TOLD_EVERY):
+        lanes, _ = trainer.train(lanes, [seed], table[None, :, begin : begin + TOLD_EVERY])
+        workspace.progress(min(begin + TOLD_EVERY, steps) / steps)
     losses = trainer.evaluate(lanes, problem.test)[0]
     # A run that diverged is worth no more than guessing characters alike.
     worst = float(np.log(problem.test.max() + 1))
@@ -118,96 +108,6 @@ def execute(setting: TransferSetting, seed: int, workspace: Workspace) -> dict[s
 def _tried(setting: TransferSetting) -> Sequence[int]:
     """Places in `RATES`."""
     return TRIED.get((setting.rule, (setting.width, setting.layers)), range(len(RATES)))
-
-
-@functools.lru_cache(maxsize=1)
-def _trainer(rule: str, width: int, layers: int) -> LaneTrainer:
-    """One model and rule; a rate multiplies the optimiser's updates."""
-    text, vocabulary, sha256 = characters()
-    cut = windows(text, SEQUENCE)
-    small = _weights(_config(SIZES[0][0], layers, vocabulary), jax.random.key(0))
-    shapes = jax.eval_shape(lambda: _weights(_config(width, layers, vocabulary), jax.random.key(0)))
-    is_scaled = rule in (MUP, COUPLED)
-    moved = transfer(small, shapes, width=width / SIZES[0][0], depth=layers / SIZES[0][1])
-    changes = {"head_scale": moved.logits} if is_scaled else {}
-    if is_scaled or rule == SPHERE:
-        changes["residual_scale"] = moved.residual
-    config = _config(width, layers, vocabulary, **changes)
-    model = _abstract(config)
-
-    def init(key: Array) -> Any:
-        weights = _weights(config, key)
-        own = _weights(_config(SIZES[0][0], layers, vocabulary), key)
-        return transferred_weights(own, weights) if is_scaled else weights
-
-    norms = jax.tree.map(jnp.linalg.norm, init(jax.random.key(0))) if rule == SPHERE else None
-
-    def loss(params: Any, batch: Array) -> Array:
-        if rule == SPHERE:
-            params = jax.tree.map(_on_sphere, params, moved.roles, norms)
-        graph, state = model
-        state = jax.tree.map(lambda x: x, state)
-        nnx.replace_by_pure_dict(state, params)
-        return cross_entropy(nnx.merge(graph, state)(batch[:, :-1]), batch[:, 1:])
-
-    problem = Workload(
-        "transfer", "characters", BATCH, init, loss, cut["training"],
-        functools.partial(draw_windows, length=SEQUENCE, batch_size=BATCH),
-        cut["validation"][:HELD_OUT], cut["test"][:HELD_OUT], sha256,
-    )  # fmt: skip
-    return LaneTrainer(problem, _optimizer(rule, moved))
-
-
-def _config(width: int, layers: int, vocabulary: int, **changes: float) -> Any:
-    from toolkit.looped import LoopedConfig
-
-    return LoopedConfig.tiny(
-        " ".join(["full"] * layers), loops=1, vocabulary=vocabulary, width=width,
-        heads=width // HEAD, feed_forward=2 * width, residual_gate=False,
-        embedding_std=0.1, **changes,
-    )  # fmt: skip
-
-
-def _abstract(config: Any) -> tuple[Any, Any]:
-    from toolkit.looped import LoopedLM
-
-    return nnx.split(nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0))))
-
-
-def _weights(config: Any, key: Array) -> Any:
-    from toolkit.looped import LoopedLM
-
-    return nnx.to_pure_dict(nnx.split(LoopedLM(config, rngs=nnx.Rngs(key)))[1])
-
-
-def _on_sphere(weight: Array, role: str, norm: Array) -> Array:
-    return weight * norm / jnp.linalg.norm(weight) if role == "hidden" else weight
-
-
-def _optimizer(rule: str, moved: Transfer) -> optax.GradientTransformation:
-    """With rate 1, as for this size."""
-    if rule == SPHERE:
-        # A step turns a matrix by the angle `rate`, whatever its size.
-        # Muon takes the axes of all weights by default, and here some are another group's.
-        every = lambda updates: jax.tree.map(lambda _: MuonDimensionNumbers(), updates)  # noqa: E731
-        muon = optax.contrib.scale_by_muon(weight_dimension_numbers=every)
-        turning = optax.chain(muon, optax.stateless(_as_long_as_weights))
-        parts = {role: optax.scale_by_adam() for role in ("fixed", "input", "output")}
-        groups = optax.partition({**parts, "hidden": turning}, moved.roles)
-        return optax.chain(groups, optax.scale(-1.0))
-    if rule in (MUP, COUPLED):
-        adam = optax.scale_by_adam(eps=1e-8 * moved.epsilon)
-        decay = moved.add_decayed_weights(DECAY)
-        if rule == COUPLED:
-            decay = optax.add_decayed_weights(DECAY)
-        return optax.chain(adam, decay, moved.scale_rates(), optax.scale(-1.0))
-    return optax.adamw(1.0, weight_decay=DECAY)
-
-
-def _as_long_as_weights(updates: Any, params: Any) -> Any:
-    return jax.tree.map(
-        lambda u, w: u * jnp.linalg.norm(w) / (jnp.linalg.norm(u) + 1e-12), updates, params
-    )
 
 
 def losses_by_rate(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
