@@ -36,6 +36,7 @@ from toolkit.experiments.lr.transfer_rules import (
     MUP,
     RULES,
     SMALL,
+    SPHERE,
     STANDARD,
     rule_trainer,
 )
@@ -50,12 +51,17 @@ MATTERS = 0.05  # nats per character, of some 2
 SEARCH = "search"
 LOSSES, LOSS, PLACES = "loss by rate", "loss", "places of these rates"
 # At the large size one or two seeds tried all rates. All rules are tuned at the sixth; the others
-# try that one and, for rules that may keep it, its neighbours, for those that do not, the best.
+# try that one and, where that decides a claim, its neighbours or the best.
 TRIED = {
     (MUP, SIZES[-1]): (4, 5, 6),
-    (COUPLED, SIZES[-1]): (4, 5, 6),
+    (COUPLED, SIZES[-1]): (5,),
     (STANDARD, SIZES[-1]): (2, 5),
     (LONG, SIZES[-1]): (3, 5),
+    # At the large width alone, the rates at and below that one.
+    (MUP, SIZES[1]): (4, 5, 6),
+    (COUPLED, SIZES[1]): (4, 5, 6),
+    (STANDARD, SIZES[1]): (2, 3, 4, 5),
+    (LONG, SIZES[1]): (3, 4, 5, 6),
 }
 
 
@@ -141,9 +147,9 @@ def carried(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
 
 
 @judging
-def _costs_little(results: Results, rule: str) -> Margins:
-    """Whether the excess on the largest model is below what matters."""
-    found = excess(results, rule, SIZES[-1])
+def _costs_little(results: Results, rule: str, size: tuple[int, int] = SIZES[-1]) -> Margins:
+    """Whether the excess on a model is below what matters."""
+    found = excess(results, rule, size)
     return MATTERS - found, f"excess of {rule}: " + " ".join(f"{x:.3f}" for x in found)
 
 
@@ -252,6 +258,15 @@ EXPERIMENT = Experiment(
             _ends_lower(MUP, SEARCH),
             smallest=0.01,
             control=fails(_ends_lower(STANDARD, MUP)),
+        ),
+        *(
+            Claim(
+                f"the hypersphere's carried rate costs less than {MATTERS} nats at width {size[0]} "
+                f"with {size[1]} layers",
+                _costs_little(SPHERE, size),
+                control=fails(_costs_little(STANDARD, size)),
+            )
+            for size in SIZES[1:3]
         ),
     ),
     draw=draw,
