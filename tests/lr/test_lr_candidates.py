@@ -1,4 +1,4 @@
-"""The five ways to run candidates: the same losses, nothing left behind, the fastest by a clock."""
+"""The four ways to run candidates: the same losses, nothing left behind."""
 
 import time
 from functools import partial
@@ -12,7 +12,7 @@ import pytest
 
 from toolkit.lr import MODES, ProbeThenDecay, Request, TrainState, ask, init, search, tell
 from toolkit.lr.running.batches import STEPS_PER_CALL
-from toolkit.lr.running.candidates import TIMED_STEPS, CandidateRunner
+from toolkit.lr.running.candidates import CandidateRunner
 
 SAME = 2e-4  # relative, float32 over 24 steps
 OVERHEAD = 0.01  # of a step
@@ -79,28 +79,6 @@ def test_candidates_on_many_devices_do_not_talk(runner, state):
     assert not any(word in text for word in ("all-reduce", "all-gather", "collective-permute"))
 
 
-def test_the_mode_is_chosen_by_measuring():
-    found = search(loss_fn, PARAMS, DATA, lr_range=LR_RANGE, budget=1000, evaluation="measured")
-    timings = found.progress.timings
-    assert set(timings) == set(MODES)
-    assert all(seconds > 0 for seconds in timings.values())
-    # Never more than one after another: those are among the measured.
-    assert min(timings.values()) <= timings["loop"]
-    assert 0 < found.ledger.timing_evaluations <= 3 * 5 * TIMED_STEPS * 7
-    assert found.ledger.gradient_evaluations == 1000
-    again = search(
-        loss_fn,
-        PARAMS,
-        DATA,
-        lr_range=LR_RANGE,
-        budget=1000,
-        evaluation="steps" if timings["steps"] < timings["loop"] else "loop",
-    )
-    plain, measured = (jax.tree.leaves(f.params) for f in (again, found))
-    for a, b in zip(plain, measured, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0.05, atol=1e-3)
-
-
 def test_modes_that_cannot_run_are_refused():
     with pytest.raises(ValueError, match="evaluation"):
         search(loss_fn, PARAMS, DATA, evaluation="threads")
@@ -118,7 +96,7 @@ def test_compilation_is_in_the_ledger_apart():
     assert found.ledger.seconds > 0
 
 
-@pytest.mark.parametrize("mode", ["loop", "map", "vmap"])
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
 def test_one_program_for_every_length(state, mode):
     traces = []
 

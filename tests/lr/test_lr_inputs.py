@@ -132,7 +132,7 @@ def counting_loss(weights, count, batch):
     return loss_fn(weights, batch), count + 1
 
 
-@pytest.mark.parametrize("evaluation", ["loop", "map", "sharded"])
+@pytest.mark.parametrize("evaluation", ["loop", "vmap", "sharded"])
 def test_a_model_state_follows_the_training_that_is_kept(evaluation):
     found = search(
         counting_loss, ZEROS, DATA, model_state=jnp.int32(5), budget=BUDGET, evaluation=evaluation
@@ -220,7 +220,7 @@ def read(path):
     constants = ProbeThenDecay((1e-5, 1.0), BUDGET)
     state = TrainState.create(ZEROS, DEFAULT_OPTIMIZER)
     blank = dict.fromkeys(FINGERPRINTS, np.zeros(0))
-    return read_search(path, SearchProgress(init(constants), state, {}, constants, blank))
+    return read_search(path, SearchProgress(init(constants), state, constants, blank))
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,6 @@ def _after_probes(
         controller.table,
         stage=PROBING,
         steps=request.rates.shape[1],
-        shape=SHAPES.index(searcher.shape),
         rate=rates,
         forecast=scores,
         variance=variances,

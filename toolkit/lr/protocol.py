@@ -36,8 +36,6 @@ class Ledger:
         kept_steps: steps of training that were not thrown away.
         seconds: wall-clock inside the caller's training, without compilation.
         compile_seconds: wall-clock of tracing and compiling.
-        timing_evaluations: steps repeated only to time the ways of running candidates; no part of
-            the budget.
 
     Example:
         >>> round(Ledger(gradient_evaluations=100, forward_evaluations=6).spent, 6)
@@ -50,7 +48,6 @@ class Ledger:
     kept_steps: int = 0
     seconds: float = 0.0
     compile_seconds: float = 0.0
-    timing_evaluations: int = 0
 
     @property
     def spent(self) -> float:
@@ -61,7 +58,6 @@ class Ledger:
 _ROWS = {
     "stage": np.int64,
     "steps": np.int64,
-    "shape": np.int64,
     "rate": np.float64,
     "forecast": np.float64,
     "variance": np.float64,
@@ -77,8 +73,8 @@ class Controller:
         ledger: the costs.
         rates: [kept_steps] float32, the rate of every step of training kept: the schedule.
         table: a row for each candidate evaluated, in columns [candidates]: "stage" in which;
-            "steps" of it; "shape", an index into `SHAPES`; "rate", its peak (or the factor on the
-            schedule); "forecast" of the loss, infinity if it diverged; "variance" of that.
+            "steps" of it; "rate", its peak; "forecast" of the loss, infinity if it diverged;
+            "variance" of that.
         checks: [checks, 3] of the kept training: step, training loss, validation loss.
 
     Example:
@@ -286,15 +282,11 @@ def tell(
         compile_seconds=ledger.compile_seconds + compile_seconds,
     )
     rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
-    checked_now = np.zeros((0, 3))
+    checked_so_far = controller.checks
     if is_kept and validation is not None:
-        checked_now = np.array([[ledger.kept_steps, curve_ends(losses).mean(), validation]])
-    updated = replace(
-        controller,
-        ledger=ledger,
-        rates=rates,
-        checks=np.concatenate([controller.checks, checked_now]),
-    )
+        row = [[ledger.kept_steps, curve_ends(losses).mean(), validation]]
+        checked_so_far = np.concatenate([checked_so_far, row])
+    updated = replace(controller, ledger=ledger, rates=rates, checks=checked_so_far)
     return searcher.tell(updated, request, losses, is_kept), is_kept
 
 

@@ -15,26 +15,17 @@ from jaxtyping import Array, Float
 from toolkit._checks import check_choice, checked
 from toolkit._pytrees import register_dataclass
 from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.protocol import (
-    Controller,
-    Ledger,
-    Request,
-    Searcher,
-    ask,
-    init,
-    tell,
-)
+from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.reasons import reason_of
 from toolkit.lr.running.arguments import check_loss, check_start, warn_of_own_rate
 from toolkit.lr.running.batches import Batches, require_function_of_step
-from toolkit.lr.running.candidates import MODES, CandidateRunner
+from toolkit.lr.running.candidates import CandidateRunner
 from toolkit.lr.running.compile_clock import compile_seconds
 from toolkit.lr.running.files import described, read_search, require_same, write_search
 from toolkit.lr.running.fingerprints import FINGERPRINTS, fingerprints, require_same_fingerprints
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.parallel.updates import TrainState
 
-EVALUATIONS = (*MODES, "measured")
 LR_RANGE = (1e-5, 1.0)  # spans the usual rates of Adam and its variants
 DEFAULT_OPTIMIZER = optax.adamw(1.0)
 
@@ -49,7 +40,6 @@ class SearchProgress:
     Attributes:
         controller: the state of the search.
         state: the state of training.
-        timings: seconds per step of all candidates in each mode; empty if not measured.
         searcher: its constants.
         fingerprints: of its batches and functions; empty before the start.
 
@@ -62,7 +52,6 @@ class SearchProgress:
 
     controller: Controller
     state: TrainState
-    timings: dict[str, float]
     searcher: Searcher = field(metadata={"static": True})
     fingerprints: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -89,7 +78,7 @@ class SearchResult:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
         >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), 5.0, data, budget=300)
         >>> float(found.schedule(0)) > 0, sorted(found.table)
-        (True, ['forecast', 'rate', 'shape', 'stage', 'steps', 'variance'])
+        (True, ['forecast', 'rate', 'stage', 'steps', 'variance'])
     """
 
     schedule: optax.Schedule
@@ -164,8 +153,7 @@ def search(
             Never pass test data, because the schedule is chosen by this loss.
         validation_batches: number of these batches; each costs a third of a step.
         sample: (batches, step) -> batch, traceable, where `batches` are arrays.
-        evaluation: how to run candidates proposed together, a key of `MODES`; or "measured", to
-            time each on a few steps of this very search and take the fastest.
+        evaluation: how to run candidates proposed together, a key of `MODES`.
         start: from the `progress` of a stopped search, or the file that it was saved to; all other
             arguments must be the same. Or a `TrainState` to fine-tune, whose moments are kept; the
             first batch is that of its step.
@@ -176,9 +164,9 @@ def search(
         ValueError: when the warm-up diverged, or when `start` was begun with other batches,
             functions or constants, or its file is damaged.
 
-    Cost: `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")
-        or of all besides the snapshot. Two compilations ("loop": one), none if one of the last four
-        searches was given the same functions.
+    Cost: `budget` gradient evaluations; memory of one candidate ("loop", "steps") or of all besides
+        the snapshot. Two compilations ("loop": one), none if one of the last four searches was
+        given the same functions.
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
@@ -186,7 +174,6 @@ def search(
         >>> found.ledger.gradient_evaluations, abs(float(found.params) - 0.5) < 0.1
         (300, True)
     """
-    check_choice("evaluation", evaluation, EVALUATIONS)
     constants: Any = searcher(lr_range, budget)
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
@@ -199,7 +186,7 @@ def search(
         state, start = start, None
     else:
         state = TrainState.create(params, optimizer, model_state)
-    progress = SearchProgress(init(constants), state, {}, constants)
+    progress = SearchProgress(init(constants), state, constants)
     if isinstance(start, SearchProgress):
         progress = start
     elif start is not None:
@@ -212,8 +199,7 @@ def search(
     else:
         warn_of_own_rate(optimizer, progress.state.params)
         progress = replace(progress, fingerprints=found)
-    if evaluation not in (*(possible := runner.modes(progress.state)), "measured"):
-        raise ValueError(f"evaluation {evaluation!r} cannot run here: want {', '.join(possible)}")
+    check_choice("evaluation", evaluation, runner.modes(progress.state))
     stopped = ""
     try:
         while (request := ask(constants, progress.controller)) is not None:
@@ -258,35 +244,21 @@ def _after(
     request: Request, progress: SearchProgress, runner: CandidateRunner, evaluation: str
 ) -> tuple[SearchProgress, np.ndarray]:
     """The search after one request, and its losses."""
-    controller, state, timings = progress.controller, progress.state, progress.timings
-    if evaluation == "measured" and not timings and len(request.rates) > 1:
-        timings, repeated = runner.time_modes(state, request)
-        ledger = replace(controller.ledger, timing_evaluations=repeated)
-        controller = replace(controller, ledger=ledger)
-    mode = evaluation
-    if evaluation == "measured":
-        mode = min(timings, key=timings.__getitem__) if timings else "loop"
+    state = progress.state
     began, compiled = time.perf_counter(), compile_seconds()
     if len(request.rates) > 1:
-        reached, losses = state, runner.run_together(state, request, mode)
+        reached, losses = state, runner.run_together(state, request, evaluation)
     else:
-        one_by_one = "steps" if mode == "steps" or _is_stepwise(timings) else "loop"
-        reached, losses = runner.run(state, request, one_by_one)
+        reached, losses = runner.run(state, request, evaluation)
     compiled = compile_seconds() - compiled
     seconds = max(time.perf_counter() - began - compiled, 0.0)
     controller, is_kept = tell(
         progress.searcher,
-        controller,
+        progress.controller,
         request,
         losses,
         validation=runner.validation_loss(reached) if request.is_checked else None,
         seconds=seconds,
         compile_seconds=compiled,
     )
-    state = reached if is_kept else state
-    return replace(progress, controller=controller, state=state, timings=timings), losses
-
-
-def _is_stepwise(timings: dict[str, float]) -> bool:
-    """Whether training, with its single candidate, is faster by "steps" than by "loop"."""
-    return bool(timings) and timings["steps"] < timings["loop"]
+    return replace(progress, controller=controller, state=reached if is_kept else state), losses

@@ -123,14 +123,14 @@ def search_rate(
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
     run = {"configuration": configuration or {}, "search": repr(constants)}
-    start = lr.SearchProgress(lr.init(constants), state, {}, constants)
+    start = lr.SearchProgress(lr.init(constants), state, constants)
     with ExitStack() as stack:
         checkpoints, restored = restore(stack, directory, options, state, run)
         if restored is not None:
             state, record = restored
             controller = decoded(record["controller"], start.controller)
             prints = {name: np.array(row, np.uint8) for name, row in record["fingerprints"].items()}
-            start = lr.SearchProgress(controller, state, record["timings"], constants, prints)
+            start = lr.SearchProgress(controller, state, constants, prints)
         log = open_log(stack, directory, int(state.step))
         ledger = start.controller.ledger
         bar = stack.enter_context(progress_bar(options, ledger.gradient_evaluations))
@@ -161,8 +161,7 @@ def search_rate(
             is_due = is_last or stopped_by is not None or spent >= saved + options.checkpoint_every
             if checkpoints is not None and (is_due or is_time_to_save(saved_at, options)):
                 prints = {name: row.tolist() for name, row in progress.fingerprints.items()}
-                record = {"controller": encoded(progress.controller), "timings": progress.timings}
-                record |= {"fingerprints": prints}
+                record = {"controller": encoded(progress.controller), "fingerprints": prints}
                 checkpoints.save(spent, progress.state, {**run, **record})
                 saved, saved_at = spent, time.monotonic()
             return stopped_by is not None

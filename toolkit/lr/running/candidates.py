@@ -4,7 +4,6 @@ A snapshot is a reference to immutable arrays, so taking and restoring it is fre
 Candidates start from it and see the same batches as the training after them.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -30,14 +29,11 @@ from toolkit.parallel.updates import (
     run_along,
 )
 
-CANDIDATES_PER_MAP = 4
-TIMED_STEPS = 4
 PROGRAMS_KEPT = 4  # compiled programs of recent searches, for reuse with the same functions
 # All compute the same; the fastest depends on the model and the machine.
 MODES = {
     "loop": "one candidate after another, each in a compiled loop over steps",
     "steps": "one candidate after another, each step a call (best for convolutions on CPU)",
-    "map": f"{CANDIDATES_PER_MAP} at a time in one program: bounded memory",
     "vmap": "all in one program, batched",
     "sharded": "all in one program, cut over the devices",
 }
@@ -103,27 +99,6 @@ class CandidateRunner:
         can_shard = is_single and jax.local_device_count() > 1
         return [mode for mode in MODES if mode != "sharded" or can_shard]
 
-    def time_modes(self, state: TrainState, request: Request) -> tuple[dict[str, float], int]:
-        """Seconds per step of all candidates in each mode, without compilation; and the steps
-        used."""
-        few = replace(request, rates=request.rates[:, :TIMED_STEPS], validate_every=0)
-        none = replace(few, rates=few.rates[:, :0])
-        seconds, evaluations = {}, 0
-        for mode in self.modes(state):
-            # One after another takes as long for each, so one tells.
-            share = 1 if mode in ("loop", "steps") else len(few.rates)
-            timed = replace(few, rates=few.rates[:share])
-            warm = timed if mode == "steps" else replace(none, rates=none.rates[:share])
-            self.run_together(state, warm, mode)
-            samples = []
-            for _ in range(2):
-                began = time.perf_counter()
-                self.run_together(state, timed, mode)
-                samples.append(time.perf_counter() - began)
-            evaluations += (3 if mode == "steps" else 2) * timed.rates.size
-            seconds[mode] = min(samples) * len(few.rates) / share / few.rates.shape[1]
-        return seconds, evaluations
-
     def _stepwise(
         self, state: TrainState, data: Any, count: Array, rates: np.ndarray, *, layout: tuple
     ) -> tuple[TrainState, np.ndarray]:
@@ -188,22 +163,8 @@ def _programs(
         return state, nan_if_diverged(state.params, metrics["loss"].astype(jnp.float32))
 
     batched = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))
-
-    def mapped(state: TrainState, data: Any, count: Array, rates: Array) -> tuple:
-        def run(candidate: tuple) -> tuple:
-            *own, rates = candidate
-            reached, losses = steps(TrainState(state.step, *own), data, count, rates)
-            return reached.params, reached.optimizer_state, reached.model_state, losses
-
-        candidates = (state.params, state.optimizer_state, state.model_state, rates)
-        *reached, losses = jax.lax.map(run, candidates, batch_size=CANDIDATES_PER_MAP)
-        return TrainState(state.step + count, *reached), losses
-
     together = partial(Together, what="candidates of the search")
-    several: dict[str, Callable] = {
-        "map": together(jax.jit(mapped)),
-        "vmap": together(jax.jit(batched)),
-    }
+    several: dict[str, Callable] = {"vmap": together(jax.jit(batched))}
     if jax.local_device_count() > 1:
         none, along = PartitionSpec(), PartitionSpec("candidate")
         states: Any = TrainState(none, along, along, along)  # pyright: ignore

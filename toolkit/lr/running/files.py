@@ -19,7 +19,7 @@ def write_search(path: str | os.PathLike, progress: Any) -> None:
     from safetensors.numpy import save
 
     arrays = {name: _stored(leaf) for name, leaf in _named(progress).items()}
-    facts = {"constants": described(progress.searcher), "timings": progress.timings}
+    facts = {"constants": described(progress.searcher)}
     write_whole(path, sealed(save(arrays, with_blank_seal({"search": json.dumps(facts)}))))
 
 
@@ -33,7 +33,7 @@ def read_search(path: str | os.PathLike, like: Any) -> Any:
     try:
         header = content[8 : 8 + int.from_bytes(content[:8], "little")]
         facts = json_object(json_object(header, "its header")["__metadata__"]["search"], "search")
-        begun, timings, arrays = facts["constants"], facts["timings"], load(content)
+        begun, arrays = facts["constants"], load(content)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"start: {name!r} holds no search ({error})") from None
     require_same(begun, described(like.searcher))
@@ -43,8 +43,7 @@ def read_search(path: str | os.PathLike, like: Any) -> Any:
     if foreign := sorted(arrays.keys() - wanted.keys()):
         raise ValueError(f"start: {name!r} has an array {foreign[0]!r}, unknown to this search")
     leaves = [_restored(key, arrays[key], leaf) for key, leaf in wanted.items()]
-    found = jax.tree.unflatten(jax.tree.structure(dataclasses.replace(like, timings={})), leaves)
-    return dataclasses.replace(found, timings=timings)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def described(searcher: Any) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def require_same(begun: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def _named(progress: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(dataclasses.replace(progress, timings={}))
+    leaves = jax.tree_util.tree_leaves_with_path(progress)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
