@@ -4,18 +4,22 @@ Each is a jittable function step -> rate: `optax.adamw(warmup_stable_decay_sched
 first update uses the rate of step 0.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from toolkit._annotations import AtLeast, Positive
 from toolkit._checks import check_choice, checked
 from toolkit.lr.shapes import FALLS, envelope
 
+Count = Annotated[int, AtLeast(1)]
+Rate = Annotated[float, Positive()]
+
 
 @checked
-def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.Schedule:
+def cooldown_schedule(peak: Rate, steps: Count, *, shape: str = "sqrt") -> optax.Schedule:
     """Fall from `peak` to zero, for the end of a run at a constant rate.
 
         rate(t) = peak * (1 - t / steps)                   "linear"
@@ -38,13 +42,12 @@ def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.
         >>> round(float(schedule(25)), 6)
         0.05
     """
-    _check_steps(1, steps=steps)
     return warmup_stable_decay_schedule(peak, steps, cooldown_steps=steps, shape=shape)
 
 
 @checked
 def warmup_stable_decay_schedule(
-    peak: float,
+    peak: Rate,
     total_steps: int,
     *,
     warmup_steps: int = 0,
@@ -80,18 +83,23 @@ def warmup_stable_decay_schedule(
         >>> [round(float(schedule(step)), 3) for step in (0, 50, 90, 100)]
         [0.03, 0.3, 0.15, 0.0]
     """
-    _check_positive("peak", peak)
-    parts = _checked_parts(total_steps, warmup_steps, cooldown_steps, shape)
+    if warmup_steps < 0 or cooldown_steps < 1 or warmup_steps + cooldown_steps > total_steps:
+        raise ValueError(
+            f"need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
+            f"{warmup_steps}, {cooldown_steps} and total_steps={total_steps}"
+        )
+    check_choice("shape", shape, FALLS)
+    parts = total_steps, warmup_steps, cooldown_steps, shape
     return lambda step: peak * envelope(jnp.asarray(step), *parts, jnp)
 
 
 @checked
 def power_schedule(
-    peak: float,
+    peak: Rate,
     total_steps: int,
     *,
-    tokens_per_step: int,
-    amplitude: float,
+    tokens_per_step: Count,
+    amplitude: Rate,
     exponent: float = -0.51,
     warmup_steps: int = 0,
     cooldown_steps: int,
@@ -112,9 +120,7 @@ def power_schedule(
         tokens_per_step: tokens of one update.
         amplitude: rate at one token, in the paper a * batch size.
         exponent: of the tokens, negative.
-        warmup_steps: steps of the rise.
-        cooldown_steps: steps of the fall, the last ones of the run.
-        shape: of the fall, as for `cooldown_schedule`.
+        warmup_steps, cooldown_steps, shape: as for `warmup_stable_decay_schedule`.
 
     Returns:
         A schedule, step -> rate.
@@ -127,24 +133,25 @@ def power_schedule(
         >>> float(schedule(900)) < float(schedule(100)) <= 0.02
         True
     """
-    _check_positive("peak", peak)
-    _check_positive("amplitude", amplitude)
-    _check_steps(1, tokens_per_step=tokens_per_step)
     if not exponent < 0:
         raise ValueError(f"exponent must be negative, got {exponent}")
-    parts = _checked_parts(total_steps, warmup_steps, cooldown_steps, shape)
+    around = {"warmup_steps": warmup_steps, "cooldown_steps": cooldown_steps, "shape": shape}
+    of_one = warmup_stable_decay_schedule(1.0, total_steps, **around)
 
     def rate(step: Any) -> Any:
-        step = jnp.asarray(step)
-        power = amplitude * ((step + 1) * jnp.float32(tokens_per_step)) ** exponent
-        return jnp.minimum(peak, power) * envelope(step, *parts, jnp)
+        tokens = (jnp.asarray(step) + 1) * jnp.float32(tokens_per_step)
+        return jnp.minimum(peak, amplitude * tokens**exponent) * of_one(step)
 
     return rate
 
 
 @checked
 def refined_schedule(
-    gradient_norms: Any, peak: float, total_steps: int | None = None, *, smoothing: float = 0.1
+    gradient_norms: Any,
+    peak: Rate,
+    total_steps: Annotated[int, AtLeast(2)] | None = None,
+    *,
+    smoothing: float = 0.1,
 ) -> optax.Schedule:
     """The schedule that a convex last-iterate bound prefers, given a past run's gradient norms.
 
@@ -171,6 +178,8 @@ def refined_schedule(
         >>> round(float(schedule(50)), 6)
         0.25
     """
+    from scipy.ndimage import median_filter
+
     norms = np.asarray(gradient_norms, np.float64)
     if norms.ndim != 1 or len(norms) < 2:
         raise ValueError(f"gradient_norms must be [steps] with steps >= 2, got {norms.shape}")
@@ -178,10 +187,9 @@ def refined_schedule(
         raise ValueError("gradient_norms must be positive and finite in every step")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}")
-    _check_positive("peak", peak)
     total_steps = len(norms) if total_steps is None else total_steps
-    _check_steps(2, total_steps=total_steps)
-    weights = _running_median(norms, smoothing) ** -2.0
+    half = min(int(smoothing * len(norms) / 2), len(norms) - 1)
+    weights = median_filter(norms, 2 * half + 1, mode="mirror") ** -2.0
     weights /= weights.max()
     later = np.cumsum(weights[::-1])[::-1] - weights
     shape = weights * later
@@ -212,31 +220,3 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
     if not (np.isfinite(table) & (table >= 0)).all():
         raise ValueError("rates must be finite and not negative in every step")
     return lambda step: jnp.asarray(table)[jnp.clip(step, 0, len(table) - 1)]
-
-
-def _running_median(values: np.ndarray, fraction: float) -> np.ndarray:
-    from scipy.ndimage import median_filter
-
-    half = min(int(fraction * len(values) / 2), len(values) - 1)
-    return median_filter(values, 2 * half + 1, mode="mirror")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def _check_steps(least: int, **counts: int) -> None:
-    for name, count in counts.items():
-        if count < least:
-            raise ValueError(f"{name} must be at least {least}, got {count}")
-
-
-def _checked_parts(total: int, warmup: int, cooldown: int, shape: str) -> tuple[int, int, int, str]:
-    if warmup < 0 or cooldown < 1 or warmup + cooldown > total:
-        raise ValueError(
-            f"need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
-            f"{warmup}, {cooldown} and total_steps={total}"
-        )
-    check_choice("shape", shape, FALLS)
-    return total, warmup, cooldown, shape
