@@ -133,7 +133,5 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="variances"):
         fit_gaussian_process([0.1], [1.0], [-1.0])
     process = fit_gaussian_process([0.1], [1.0])
-    with pytest.raises(ValueError, match="resolution"):
-        lowest_confidence_bound(process, 1.0, resolution=2)
     with pytest.raises(ValueError, match="kappa"):
         lowest_confidence_bound(process, -1.0)

@@ -5,11 +5,13 @@ repeat: from the state reached, try k constant rates for tau' steps each, foreca
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 
+from toolkit._annotations import AtLeast, Positive
+from toolkit._checks import check_fields
 from toolkit._pytrees import register_dataclass
-from toolkit.lr.constants import AutoLRSConstants
 from toolkit.lr.fits.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.fits.gaussian_process import (
     GaussianProcess,
@@ -22,10 +24,13 @@ from toolkit.lr.protocol import (
     Controller,
     Request,
     one_candidate,
+    require,
     steps_left,
     with_rows,
 )
-from toolkit.lr.shapes import SHAPES
+
+Count = Annotated[int, AtLeast(1)]
+Rate = Annotated[float, Positive()]
 
 
 @register_dataclass
@@ -41,8 +46,33 @@ class AutoLRSController(Controller):
 
 
 @dataclass(frozen=True)
-class AutoLRS(AutoLRSConstants):
+class AutoLRS:
     """The search as published; `paper` and `code` are its constants, `scaled` those for short runs.
+
+    Steps are gradient evaluations: those of discarded candidates count.
+
+    Attributes:
+        lr_range: lowest and highest rate, searched on a logarithmic scale.
+        budget: total steps, including candidates.
+        candidates: rates tried in a stage (k).
+        first_stage: steps of training in the first stage (tau).
+        longest_stage: upper bound of tau, which doubles from stage to stage.
+        probe_ratio: tau / tau', the ratio of a stage's steps to a candidate's.
+        shortest_probe: shortest stage that is searched.
+        kappa: optimism of the confidence bound, in standard deviations.
+        proposals: "sequential", each based on those before; "together", k on a logarithmic grid,
+            which may run in parallel.
+        forecast: "published" or "robust" (whose variance the Gaussian process takes as noise).
+        validation_delay: stages at the longest tau that still use the training loss.
+        validation_points: validation losses per candidate.
+        warmup_steps: steps of a linear rise before the first stage; not searched.
+        warmup_rate: rate at its end.
+        final_decay: last fraction of the budget, spent on a linear fall to zero.
+        validation_batches: batches per validation loss; 0 for none.
+        stale_rate: None to apply each rate at once. A rate is what the optimiser had before the
+            search: then the first step after a restore is made at the rate saved with the state,
+            as the published code does.
+        seed: of the first candidate of each stage.
 
     Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
 
@@ -52,6 +82,102 @@ class AutoLRS(AutoLRSConstants):
         >>> request.kind, request.rates.shape
         ('probe', (1, 100))
     """
+
+    lr_range: tuple[float, float]
+    budget: Count
+    candidates: Count = 10
+    first_stage: Count = 1000
+    longest_stage: int = 8000
+    probe_ratio: Count = 10
+    shortest_probe: Count = 5
+    kappa: float = 1000.0
+    proposals: Literal["sequential", "together"] = "sequential"
+    forecast: Literal["published", "robust"] = "published"
+    validation_delay: Annotated[int, AtLeast(0)] = 0
+    validation_points: Count = 16
+    warmup_steps: int = 0
+    warmup_rate: Rate | None = None
+    final_decay: float = 0.0
+    validation_batches: int = 0
+    stale_rate: Rate | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        check_fields(self)
+        low, high = self.lr_range
+        shortest = min(self.shortest_probe, self.first_stage // self.probe_ratio)
+        ends = f"0 or more, and with the final decay ({self.decay_steps}) fit the budget"
+        checks = {
+            "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
+            "longest_stage": (
+                self.longest_stage >= self.first_stage,
+                f"at least first_stage={self.first_stage}",
+            ),
+            "kappa": (self.kappa >= 0, "0 or more"),
+            "stale_rate": (
+                self.stale_rate is None or shortest > 1,
+                "None, or with probes of at least 2 steps",
+            ),
+            "final_decay": (0 <= self.final_decay < 1, "in [0, 1)"),
+            "warmup_steps": (0 <= self.warmup_steps <= self.budget - self.decay_steps, ends),
+            "warmup_rate": (
+                not self.warmup_steps or self.warmup_rate is not None,
+                "positive with warmup_steps: the rise is not searched",
+            ),
+        }
+        require(self, checks)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of the final decay."""
+        return round(self.final_decay * self.budget)
+
+    def tau(self, stage: int) -> int:
+        """Steps of training in a full stage: min(first_stage * 2^stage, longest_stage)."""
+        return min(self.first_stage * 2 ** min(stage, 62), self.longest_stage)
+
+    def is_by_validation(self, stage: int) -> bool:
+        """Whether a stage compares candidates by validation losses, as it does once tau has been at
+        its longest for `validation_delay` stages.
+        """
+        earlier = stage - self.validation_delay
+        return (
+            self.validation_batches > 0 and earlier >= 0 and self.tau(earlier) == self.longest_stage
+        )
+
+    @classmethod
+    def paper(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
+        """As in the paper: kappa 1000, validation losses as soon as tau is at its longest.
+
+        Source: Jin et al., AutoLRS (arXiv:2105.10762), sections 4 and 5.
+        """
+        return cls(lr_range, budget, **changes)
+
+    @classmethod
+    def code(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
+        """As in the published code: kappa 1e6, validation losses one stage later.
+
+        Source: the authors' repository, autolrs_server.py.
+        """
+        return cls(lr_range, budget, **{"kappa": 1e6, "validation_delay": 1, **changes})
+
+    @classmethod
+    def scaled(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
+        """The paper's constants for short runs: tau from budget / 20 (at least 50) to four times
+        that, robust forecasts, candidates on a grid (to which kappa 1000 amounts), and a final
+        decay.
+
+        Source: the paper's stages for 100 times as many steps.
+        """
+        first = max(budget // 20, 50)
+        ours = {
+            "first_stage": first,
+            "longest_stage": 4 * first,
+            "forecast": "robust",
+            "proposals": "together",
+            "final_decay": 0.2,
+        }
+        return cls(lr_range, budget, **{**ours, **changes})
 
     def init(self) -> AutoLRSController:
         """A controller before the first step."""
@@ -72,7 +198,9 @@ class AutoLRS(AutoLRSConstants):
             probes = rates[:, None] * np.ones(controller.probe_steps)
             if len(controller.table["rate"]):
                 _begin_stale(self, controller, probes)
-            return Request("probe", probes.astype(np.float32), _validate_every(self, controller))
+            points = self.is_by_validation(controller.stage) * self.validation_points
+            every = max(controller.probe_steps // points, 1) if points else 0
+            return Request("probe", probes.astype(np.float32), every)
         _, rate = _chosen(self, controller)
         rates = np.full((1, min(controller.stage_steps, left - self.decay_steps)), rate)
         if controller.tried:
@@ -135,12 +263,10 @@ def _proposals(searcher: AutoLRS, controller: AutoLRSController) -> np.ndarray:
     if searcher.proposals == "together":
         grid = np.linspace(low, high, searcher.candidates)
         return np.exp(grid if searcher.candidates > 1 else np.array([(low + high) / 2]))
-    tried = len(_rows_of_stage(controller))
-    if not tried:
-        place = np.random.default_rng([searcher.seed, int(controller.stage)]).uniform()
+    if len(_rows_of_stage(controller)):
+        place = lowest_confidence_bound(posterior(searcher, controller), searcher.kappa)
     else:
-        process, resolution = posterior(searcher, controller), max(1001, 4 * tried)
-        place = lowest_confidence_bound(process, searcher.kappa, resolution=resolution)
+        place = np.random.default_rng([searcher.seed, int(controller.stage)]).uniform()
     return np.exp([low + place * (high - low)])
 
 
@@ -154,12 +280,6 @@ def posterior(searcher: AutoLRS, controller: AutoLRSController) -> GaussianProce
         finite_values(table["forecast"][rows]),
         table["variance"][rows],
     )
-
-
-def _validate_every(searcher: AutoLRS, controller: AutoLRSController) -> int:
-    if not searcher.is_by_validation(controller.stage):
-        return 0
-    return max(controller.probe_steps // searcher.validation_points, 1)
 
 
 def _with_candidates(
@@ -177,7 +297,6 @@ def _with_candidates(
         controller.table,
         stage=controller.stage,
         steps=request.rates.shape[1],
-        shape=SHAPES.index("constant"),
         rate=request.rates[:, -1],
         forecast=[forecast.mean for forecast in forecasts],
         variance=[forecast.variance for forecast in forecasts],

@@ -93,7 +93,7 @@ class GaussianProcess:
         return float(value), np.array([0.5 * (pull * slope).sum() for slope in slopes])
 
     def _factor(self) -> tuple[np.ndarray, np.ndarray, float, float]:
-        centre, scale = _location_and_scale(self.values)
+        centre, scale = float(self.values.mean()), float(self.values.std()) or 1.0
         noise = self.noise + self.variances / scale**2
         covariance = self.signal * matern(self.inputs, self.inputs, self.length)
         # Repeated inputs with no noise would make it singular.
@@ -102,10 +102,7 @@ class GaussianProcess:
 
 
 def matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
-    """Matern correlation with smoothness 5/2 between all pairs [first, second], 1 where a = b.
-
-    (1 + u + u^2 / 3) exp(-u),   u = sqrt(5) |a - b| / length
-    """
+    """Matern correlation with smoothness 5/2 between all pairs [first, second], 1 where a = b."""
     distance = np.sqrt(5.0) * np.abs(a[:, None] - b) / length
     return (1 + distance + distance**2 / 3) * np.exp(-distance)
 
@@ -167,9 +164,7 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
 
 
 @checked
-def lowest_confidence_bound(
-    process: GaussianProcess, kappa: float, *, resolution: int = 1001
-) -> float:
+def lowest_confidence_bound(process: GaussianProcess, kappa: float) -> float:
     """The untried input in [0, 1] with the lowest confidence bound.
 
         argmin_x mean(x) - kappa * sd(x)
@@ -180,10 +175,9 @@ def lowest_confidence_bound(
     Args:
         process: the posterior so far.
         kappa: standard deviations of optimism.
-        resolution: points of the grid.
 
     Returns:
-        A point of the grid, more than half a spacing from every input of the process.
+        A point of a fine grid, more than half a spacing from every input of the process.
 
     Source: Srinivas et al. (2010) for the bound; AutoLRS (arXiv:2105.10762) for its use.
 
@@ -192,15 +186,11 @@ def lowest_confidence_bound(
         >>> 0.4 < lowest_confidence_bound(process, kappa=1000.0) < 1.0
         True
     """
-    if resolution <= 2 * len(process.inputs):
-        raise ValueError(
-            f"resolution must exceed twice the {len(process.inputs)} inputs, got {resolution}"
-        )
     if not kappa >= 0:
         raise ValueError(f"kappa must not be negative, got {kappa}")
-    grid = np.linspace(0.0, 1.0, resolution)
+    grid = np.linspace(0.0, 1.0, max(1001, 4 * len(process.inputs)))
     nearest = np.abs(grid[:, None] - process.inputs).min(1)
-    grid = grid[nearest > 0.5 / (resolution - 1) * (1 + 1e-9)]
+    grid = grid[nearest > 0.5 / (len(grid) - 1) * (1 + 1e-9)]
     mean, deviation = process.predict(grid)
     return float(grid[np.argmin(mean - kappa * deviation)])
 
@@ -218,7 +208,3 @@ def finite_values(values: Any) -> np.ndarray:
         return np.zeros_like(values)
     spread = float(finite.max() - finite.min()) or 1.0
     return np.where(np.isfinite(values), values, finite.max() + spread)
-
-
-def _location_and_scale(values: np.ndarray) -> tuple[float, float]:
-    return float(values.mean()), float(values.std()) or 1.0
