@@ -12,25 +12,29 @@ decay, on the same batches; a comparison at constant rates would include the noi
 A Gaussian process in place of the parabola through the best three did as well and no better.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import check_fields
+from toolkit._pytrees import register_dataclass
 from toolkit.lr.fits.overfitting import overfits_since
-from toolkit.lr.fits.peak import PeakRate, curve_ends, peak_at, tail_scores
-from toolkit.lr.probes import (
-    EVIDENCE,
-    PLANNED,
-    PROBING,
-    ProbeController,
-    best_peak,
-    is_inconclusive,
-    loss_at_start,
+from toolkit.lr.fits.peak import PeakRate, curve_ends, find_peak, peak_at, tail_scores
+from toolkit.lr.protocol import (
+    FORWARD_COST,
+    Controller,
+    Request,
+    one_candidate,
+    require,
+    steps_left,
+    with_rows,
 )
-from toolkit.lr.protocol import FORWARD_COST, Request, one_candidate, require, steps_left, with_rows
 from toolkit.lr.shapes import SHAPES, resampled, shape_rates
 
+PROBING, PLANNED = range(2)  # stages
+EVIDENCE = 20  # steps; shorter probes see the harm of large steps, but not yet the benefit
 RATIO = 10 ** (2 / 3)  # between rates: closer ones differ by less than the noise of a few steps
 EXPECTED = 4  # probes, of which the budget of the search pays
 MOST_MOVES = 3  # beyond the best, within the range
@@ -42,6 +46,20 @@ BLOWN_UP = 3.0  # times the loss at the start
 LARGEST_SEARCH = 0.25  # of the budget, for the first probes, however short they are
 LARGEST_VALIDATION = 0.25  # of the search
 LARGEST_WATCHING = 0.05  # of the budget, for validation losses along the run
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class ProbeController(Controller):
+    """The state of `ProbeThenDecay`, in addition to the `Controller`."""
+
+    # [remaining steps] float32, the rates of the run; empty before it is planned
+    plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    stage: int = PROBING
+    extended: int = 0  # how often the search has gone beyond its range
+    first_loss: float = np.inf  # before any step; infinity until known
+    # [candidates for the peak, points], the ends of their curves on the same batches
+    ends: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass(frozen=True)
@@ -69,12 +87,12 @@ class ProbeThenDecay:
     """
 
     lr_range: tuple[float, float]
-    budget: int
-    candidates: int = 3
+    budget: Annotated[int, AtLeast(1)]
+    candidates: Annotated[int, AtLeast(3)] = 3
     search_fraction: float = 0.12
     shape: str = "trapezoid"
-    extensions: int = 2
-    shortest_probe: int = 3
+    extensions: Annotated[int, AtLeast(0)] = 2
+    shortest_probe: Annotated[int, AtLeast(1)] = 3
     validation_batches: int = 0
 
     def __post_init__(self):
@@ -82,12 +100,8 @@ class ProbeThenDecay:
         low, high = self.lr_range
         checks = {
             "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
-            "budget": (self.budget >= 1, "at least 1"),
-            "candidates": (self.candidates >= 3, "at least 3"),
-            "shortest_probe": (self.shortest_probe >= 1, "at least 1"),
             "search_fraction": (0 <= self.search_fraction < 1, "in [0, 1)"),
             "shape": (self.shape in SHAPES, f"one of {', '.join(SHAPES)}"),
-            "extensions": (self.extensions >= 0, "0 or more"),
         }
         require(self, checks)
 
@@ -194,10 +208,11 @@ def _after_probes(
         variance=variances,
     )
     extended = controller.extended + int(is_beyond)
-    controller = replace(controller, table=table, first_loss=first_loss, extended=extended)
     ends = curve_ends(losses)
     ends = np.concatenate([controller.ends, ends]) if len(controller.ends) else ends
-    controller = replace(controller, ends=ends)
+    controller = replace(
+        controller, table=table, first_loss=first_loss, extended=extended, ends=ends
+    )
     return controller if _is_to_go_on(searcher, controller) else _planned(searcher, controller)
 
 
@@ -205,8 +220,7 @@ def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
     """Whether the best is at an edge, and extensions and budget allow looking beyond."""
     peak = best_peak(controller)
     can_pay = steps_left(searcher, controller) > searcher.budget // 2 + searcher.probe_steps
-    is_unsure = is_inconclusive(controller, peak)
-    if not (peak.edge and can_pay) or is_unsure:
+    if not (peak.edge and can_pay) or is_inconclusive(controller, peak):
         return False
     low, high = searcher.lr_range
     if not low * (1 - 1e-6) <= _beyond(searcher, peak) <= high * (1 + 1e-6):
@@ -220,6 +234,25 @@ def _beyond(searcher: ProbeThenDecay, peak: PeakRate) -> float:
     end = searcher.lr_range[peak.edge > 0]
     until_end = peak.edge * (np.log(end) - peak.log_rate) / np.log(RATIO)
     return float(end if 0.25 < until_end < 1 else rate)
+
+
+def loss_at_start(controller: ProbeController, losses: np.ndarray) -> float:
+    """The loss before any step, recorded from the first answer."""
+    known = controller.first_loss
+    return known if np.isfinite(known) else float(losses[0, 0])
+
+
+def best_peak(controller: ProbeController) -> PeakRate:
+    """The peak among the candidates; the lowest rate if all diverged."""
+    rates = controller.table["rate"]
+    peak = find_peak(rates, controller.ends)
+    return PeakRate(float(np.log(rates.min())), -1) if peak is None else peak
+
+
+def is_inconclusive(controller: ProbeController, peak: PeakRate) -> bool:
+    """Whether the lowest rate is best in probes that are too short and did not diverge."""
+    is_short = controller.table["steps"][0] < EVIDENCE
+    return bool(peak.edge == -1 and is_short and np.isfinite(controller.ends).all())
 
 
 def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:

@@ -6,8 +6,7 @@ import numpy as np
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.fits.overfitting import overfits_since
-from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.probes import best_peak, is_inconclusive
+from toolkit.lr.probe_then_decay import ProbeThenDecay, best_peak, is_inconclusive
 from toolkit.lr.protocol import Controller
 
 

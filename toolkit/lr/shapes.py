@@ -23,13 +23,7 @@ SHAPES = tuple(COOLDOWNS)
 def envelope(
     times: Any, steps: int, warmup_steps: int, cooldown_steps: int, fall: str, xp: Any = np
 ) -> Any:
-    """Rates with peak 1 at `times`, in the arrays of `xp`: numpy, or jax.numpy under a trace.
-
-    gone(t) = (t - steps + cooldown) / cooldown, in 0..1
-    rate(t) = min(1, (t + 1) / warmup) * fall(gone(t))
-    fall = 1 - gone   (1 + cos(pi gone)) / 2   1 - sqrt(gone)
-           linear     cosine                   sqrt
-    """
+    """Rates as of `shape_rates` at `times`, in arrays of `xp`: numpy, or jax.numpy in a trace."""
     rise = xp.minimum(1.0, (times + 1) / max(warmup_steps, 1))
     if not cooldown_steps:
         return rise

@@ -1,1 +1,1 @@
-"""Fits to losses: curves, scaling laws, Gaussian processes, the best peak rate."""
+"""Fits to losses: curves, Gaussian processes, the best peak rate."""

@@ -94,15 +94,12 @@ def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def curve_ends(losses: np.ndarray) -> np.ndarray:
     """The last points [candidates, points] of each curve, infinity if it diverged."""
     finite = np.isfinite(losses).all(-1, keepdims=True)
-    return np.where(finite, losses, np.inf)[:, -_tail_points(losses) :]
+    # Of a long decay the last fifth is not its end.
+    points = int(np.clip(losses.shape[1] // 5, 1, MOST_TAIL_POINTS))
+    return np.where(finite, losses, np.inf)[:, -points:]
 
 
 def _noise(differences: np.ndarray) -> float:
     """Standard deviation of their mean."""
     count = len(differences)
     return float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
-
-
-def _tail_points(losses: np.ndarray) -> int:
-    # Of a long decay the last fifth is not its end.
-    return int(np.clip(losses.shape[1] // 5, 1, MOST_TAIL_POINTS))
