@@ -12,10 +12,11 @@ One loop runs them all, because each takes the loss and names the parameters to 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import optax
 
+from toolkit._annotations import AtLeast, Positive
 from toolkit._checks import check_choice, checked
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.lr.shapes import shape_rates
@@ -28,30 +29,23 @@ class Contender:
     """A training method for a loop.
 
     Attributes:
-        name: as `contender` takes it.
-        title: for figures and tables.
         transformation: optax transformation; every update takes `value=loss`.
         evaluation_params: (optimizer_state, params) -> the parameters to evaluate and keep.
-        rate: its learning rate: a peak, a bound or a factor.
 
     Example:
         >>> rival = contender("cosine", steps=100, rate=3e-3)
-        >>> rival.title, rival.rate
-        ('cosine', 0.003)
+        >>> rival.evaluation_params(None, jnp.zeros(2)).shape
+        (2,)
     """
 
-    name: str
-    title: str
     transformation: optax.GradientTransformationExtraArgs
     evaluation_params: Callable[[Any, Any], Any]
-    rate: float
 
 
 @dataclass(frozen=True)
 class ContenderKind:
     """A row of `CONTENDERS`."""
 
-    title: str  # for figures and tables
     # (base optimiser, steps, rate) -> optax transformation
     build: Callable[[optax.GradientTransformation, int, float], Any]
     source: str  # where it was proposed
@@ -61,8 +55,8 @@ class ContenderKind:
 @checked
 def contender(
     name: str,
-    steps: int,
-    rate: float | None = None,
+    steps: Annotated[int, AtLeast(2)],
+    rate: Annotated[float, Positive()] | None = None,
     *,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Contender:
@@ -93,17 +87,14 @@ def contender(
     """
     check_choice("name", name, CONTENDERS)
     kind = CONTENDERS[name]
-    if steps < 2:
-        raise ValueError(f"steps must be at least 2, got {steps}")
     rate = kind.default_rate if rate is None else rate
     if rate is None:
         raise ValueError(f"{name} needs a rate, which must be tuned")
-    if not rate > 0:
-        raise ValueError(f"rate must be positive, got {rate}")
     base = optax.adam(1.0) if optimizer is None else optimizer
     transformation = optax.with_extra_args_support(kind.build(base, steps, rate))
-    evaluated = _averaged_params if name == "schedule_free" else _same_params
-    return Contender(name, kind.title, transformation, evaluated, rate)
+    if name == "schedule_free":
+        return Contender(transformation, optax.contrib.schedule_free_eval_params)
+    return Contender(transformation, lambda optimizer_state, params: params)
 
 
 def _scheduled(
@@ -141,30 +132,20 @@ def _from_optax(name: str, base: Any, steps: int, rate: float) -> Any:
     return getattr(optax.contrib, name)(rate)
 
 
-def _same_params(optimizer_state: Any, params: Any) -> Any:
-    return params
-
-
-def _averaged_params(optimizer_state: Any, params: Any) -> Any:
-    return optax.contrib.schedule_free_eval_params(optimizer_state, params)
-
-
 CONTENDERS: dict[str, ContenderKind] = {
-    "constant": ContenderKind("constant", partial(_scheduled, "constant"), "no schedule"),
-    "linear": ContenderKind("linear", partial(_scheduled, "linear"), "arXiv:2310.07831"),
-    "cosine": ContenderKind("cosine", partial(_scheduled, "cosine"), "arXiv:1608.03983"),
-    "wsd": ContenderKind("WSD, linear", partial(_scheduled, "wsd"), "arXiv:2404.06395"),
-    "wsd_sqrt": ContenderKind("WSD, 1 - sqrt", partial(_scheduled, "wsd_sqrt"), "arXiv:2405.18392"),
-    "schedule_free": ContenderKind("Schedule-Free AdamW", _schedule_free, "arXiv:2405.15682"),
-    "prodigy": ContenderKind("Prodigy", partial(_from_optax, "prodigy"), "arXiv:2306.06101", 1.0),
-    "prodigy_cosine": ContenderKind("Prodigy + cosine", _prodigy_cosine, "arXiv:2306.06101", 1.0),
-    "dadapt": ContenderKind(
-        "D-Adaptation", partial(_from_optax, "dadapt_adamw"), "arXiv:2301.07733", 1.0
-    ),
-    "dog": ContenderKind("DoG", partial(_from_optax, "dog"), "arXiv:2302.12022", 1.0),
-    "dowg": ContenderKind("DoWG", partial(_from_optax, "dowg"), "arXiv:2305.16284", 1.0),
-    "momo": ContenderKind("MoMo-Adam", partial(_from_optax, "momo_adam"), "arXiv:2305.07583", 1e-2),
-    "cocob": ContenderKind("COCOB", partial(_from_optax, "cocob"), "arXiv:1705.07795", 1.0),
-    "mechanic": ContenderKind("Mechanic(Adam, cosine)", _mechanic, "arXiv:2306.00144", 1.0),
-    "reduce_on_plateau": ContenderKind("reduce on plateau", _reduce_on_plateau, "Keras's callback"),
+    "constant": ContenderKind(partial(_scheduled, "constant"), "no schedule"),
+    "linear": ContenderKind(partial(_scheduled, "linear"), "arXiv:2310.07831"),
+    "cosine": ContenderKind(partial(_scheduled, "cosine"), "arXiv:1608.03983"),
+    "wsd": ContenderKind(partial(_scheduled, "wsd"), "arXiv:2404.06395"),
+    "wsd_sqrt": ContenderKind(partial(_scheduled, "wsd_sqrt"), "arXiv:2405.18392"),
+    "schedule_free": ContenderKind(_schedule_free, "arXiv:2405.15682"),
+    "prodigy": ContenderKind(partial(_from_optax, "prodigy"), "arXiv:2306.06101", 1.0),
+    "prodigy_cosine": ContenderKind(_prodigy_cosine, "arXiv:2306.06101", 1.0),
+    "dadapt": ContenderKind(partial(_from_optax, "dadapt_adamw"), "arXiv:2301.07733", 1.0),
+    "dog": ContenderKind(partial(_from_optax, "dog"), "arXiv:2302.12022", 1.0),
+    "dowg": ContenderKind(partial(_from_optax, "dowg"), "arXiv:2305.16284", 1.0),
+    "momo": ContenderKind(partial(_from_optax, "momo_adam"), "arXiv:2305.07583", 1e-2),
+    "cocob": ContenderKind(partial(_from_optax, "cocob"), "arXiv:1705.07795", 1.0),
+    "mechanic": ContenderKind(_mechanic, "arXiv:2306.00144", 1.0),
+    "reduce_on_plateau": ContenderKind(_reduce_on_plateau, "Keras's callback"),
 }
