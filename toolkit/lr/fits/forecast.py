@@ -53,7 +53,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
         variance = sum_s p(s) [(f_s - mean)^2 + var(f_s | s)],   p(s) ~ exp(-fit(s) / (2 sigma^2))
 
     The inner minimum is linear least squares (variable projection); s runs over a log grid, and
-    the best is polished by Gauss-Newton. Huber weights w_i suppress outliers. The variance sums
+    the best is polished. Huber weights w_i suppress outliers. The variance sums
     over the whole grid, so that it reflects disagreement between time constants that fit equally
     well, as happens if they exceed the window. If the longest one fits best, the curve is
     indistinguishable from a line, and the forecast is the mean of its last tenth.
@@ -202,26 +202,15 @@ def _project(
 def _polish(
     curve: np.ndarray, times: np.ndarray, weights: np.ndarray, constant: float, ratio: float
 ) -> float:
-    """The best time constant within a grid step of `constant`, by Gauss-Newton on its logarithm."""
-    from scipy.optimize import least_squares
+    """The best time constant within a grid step of `constant`."""
+    from scipy.optimize import minimize_scalar
 
-    def residuals(log_constant: np.ndarray) -> np.ndarray:
-        fits, _, _ = _project(curve, times, np.exp(log_constant), weights)
-        return np.sqrt(weights) * (curve - fits[0]) / scale
+    def misfit(steps: float) -> float:
+        fits, _, _ = _project(curve, times, np.array([constant * ratio**steps]), weights)
+        return float(weights @ (curve - fits[0]) ** 2)
 
-    scale = max(float(np.abs(curve).max()), 1e-300)
-    start, step = np.log(constant), np.log(ratio)
-    found = least_squares(
-        residuals,
-        [start],
-        bounds=([start - step], [start + step]),
-        jac="3-point",
-        x_scale=step,
-        xtol=1e-15,
-        ftol=1e-15,
-        gtol=1e-15,
-    )
-    return float(np.exp(found.x[0]))
+    found: Any = minimize_scalar(misfit, bounds=(-1, 1), method="bounded", options={"xatol": 1e-12})
+    return float(constant * ratio**found.x)
 
 
 def _huber_weights(residuals: np.ndarray, curve: np.ndarray) -> np.ndarray:
