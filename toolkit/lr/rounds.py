@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from toolkit._checks import check_choice
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.problems.small_problems import Run, problem
@@ -26,10 +27,6 @@ METHODS = {
 """Menu entry -> name of a method."""
 
 PROPOSALS = {"one by one": "sequential", "all together": "together"}
-FIRST_STAGE = 20  # parts of the budget; the paper's own is about a hundredth of its runs
-STAGES_DOUBLE_TO = 8  # times the first, as in the paper
-SHORTEST_STAGE = 50  # steps; a tenth of it is what a candidate gets
-SHORTEST_PROBE = 5  # losses, below which a forecast is a guess
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,21 +41,17 @@ class Settings:
     proposals: str  # a value of `PROPOSALS`; AutoLRS only
 
     def build(self) -> Searcher:
-        """The searcher; AutoLRS with the paper's constants, its stages made for this budget."""
+        """The searcher; AutoLRS with stages made for this budget."""
+        check_choice("method", self.method, METHODS.values())
         lr_range = problem(self.problem).lr_range
         if self.method == "probe":
             return ProbeThenDecay(lr_range, self.budget, candidates=self.candidates)
         names = "candidates", "kappa", "proposals"
         own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.method == "robust":
-            return AutoLRS.scaled(lr_range, self.budget, **own)
-        if self.method != "autolrs":
-            raise ValueError(
-                f"method: got {self.method!r}, wanted one of {', '.join(METHODS.values())}"
-            )
-        first = max(self.budget // FIRST_STAGE, SHORTEST_STAGE)
-        stages = {"first_stage": first, "longest_stage": STAGES_DOUBLE_TO * first}
-        return AutoLRS.paper(lr_range, self.budget, shortest_probe=SHORTEST_PROBE, **stages, **own)
+        if self.method == "autolrs":
+            longest = 2 * self.budget // 5  # eight times the first, as in the paper
+            own |= {"forecast": "published", "final_decay": 0.0, "longest_stage": longest}
+        return AutoLRS.scaled(lr_range, self.budget, **own)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -164,7 +164,7 @@ def test_a_search_put_away_and_taken_up_ends_the_same(settings: Settings) -> Non
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="method: got 'grid', wanted one of autolrs, robust"):
+    with pytest.raises(ValueError, match="method must be one of 'autolrs', 'robust'"):
         begin(Settings("quadratic 10", 500, "grid", 5, 1.0, "sequential"))
     with pytest.raises(ValueError, match="problem must be one of 'quadratic 10"):
         problem("cubic")
