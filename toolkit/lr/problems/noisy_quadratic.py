@@ -135,17 +135,8 @@ class NoisyQuadratic:
         starts = [0.9 * largest * left, 0.9 * largest * np.minimum(1, left / 0.3)]
         bounds = [(np.log(largest) - 12, np.log(largest))] * pieces
         options = {"maxiter": iterations, "maxcor": 20, "ftol": 1e-12}
-        found = [
-            minimize(
-                loss_and_slope,
-                np.log(start),
-                jac=True,
-                method="L-BFGS-B",
-                bounds=bounds,
-                options=options,
-            )
-            for start in starts
-        ]
+        how: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": options}
+        found = [minimize(loss_and_slope, np.log(start), **how) for start in starts]
         best = min(found, key=lambda result: result.fun)
         return np.repeat(np.exp(best.x), steps // pieces)
 
