@@ -24,7 +24,7 @@ The same for custom training loops
 * `init`, `ask`, `tell`: pure functions on a `Controller`, which holds the search's state
 * `Searcher`: the protocol of a search method
 * `Request`: the steps to make next
-* `Ledger`: gradient evaluations, depth, seconds
+* `Ledger`: gradient evaluations, forward ones, depth
 
 From a small model to a large one
 * `transfer`: factors of rates, decays, logits by width, depth, batch, tokens; returns a `Transfer`

@@ -34,8 +34,6 @@ class Ledger:
         forward_evaluations: batches whose loss alone was computed, for validation.
         sequential_depth: steps one after another, if candidates asked together run together.
         kept_steps: steps of training that were not thrown away.
-        seconds: wall-clock inside the caller's training, without compilation.
-        compile_seconds: wall-clock of tracing and compiling.
 
     Example:
         >>> round(Ledger(gradient_evaluations=100, forward_evaluations=6).spent, 6)
@@ -46,8 +44,6 @@ class Ledger:
     forward_evaluations: int = 0
     sequential_depth: int = 0
     kept_steps: int = 0
-    seconds: float = 0.0
-    compile_seconds: float = 0.0
 
     @property
     def spent(self) -> float:
@@ -217,8 +213,6 @@ def tell(
     losses: Any,
     *,
     validation: float | None = None,
-    seconds: float = 0.0,
-    compile_seconds: float = 0.0,
 ) -> tuple[Any, bool]:
     """Process the losses of a request, and decide whether to keep its state.
 
@@ -233,8 +227,6 @@ def tell(
             validate_every] validation losses. Any that is not finite means that the run diverged.
         validation: the validation loss after these steps, where the request `is_checked`; None
             leaves the check out.
-        seconds: wall-clock it took, for the ledger.
-        compile_seconds: wall-clock it took to compile, not part of `seconds`.
 
     Returns:
         The new controller, and whether to continue from the request's final state.
@@ -269,17 +261,15 @@ def tell(
     if request.kind == "probe" and not request.validate_every:
         _require_paired(losses[:, 0])
     is_kept = request.kind != "probe" and searcher.keeps(controller, request, losses)
-    ledger = controller.ledger
     checks = candidates * points * bool(request.validate_every) + (validation is not None)
     forward = checks * searcher.validation_batches
+    ledger = controller.ledger
     ledger = replace(
         ledger,
         gradient_evaluations=ledger.gradient_evaluations + candidates * steps,
         forward_evaluations=ledger.forward_evaluations + forward,
         sequential_depth=ledger.sequential_depth + steps,
         kept_steps=ledger.kept_steps + (steps if is_kept else 0),
-        seconds=ledger.seconds + seconds,
-        compile_seconds=ledger.compile_seconds + compile_seconds,
     )
     rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
     checked_so_far = controller.checks

@@ -1,7 +1,6 @@
 """The search in one call: it trains, tries candidates from a snapshot, and returns the schedule."""
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,6 @@ from toolkit.lr.reasons import reason_of
 from toolkit.lr.running.arguments import check_loss, check_start, warn_of_own_rate
 from toolkit.lr.running.batches import Batches, require_function_of_step
 from toolkit.lr.running.candidates import CandidateRunner
-from toolkit.lr.running.compile_clock import compile_seconds
 from toolkit.lr.running.files import described, read_search, require_same, write_search
 from toolkit.lr.running.fingerprints import FINGERPRINTS, fingerprints, require_same_fingerprints
 from toolkit.lr.schedules import tabulated_schedule
@@ -245,20 +243,12 @@ def _after(
 ) -> tuple[SearchProgress, np.ndarray]:
     """The search after one request, and its losses."""
     state = progress.state
-    began, compiled = time.perf_counter(), compile_seconds()
     if len(request.rates) > 1:
         reached, losses = state, runner.run_together(state, request, evaluation)
     else:
         reached, losses = runner.run(state, request, evaluation)
-    compiled = compile_seconds() - compiled
-    seconds = max(time.perf_counter() - began - compiled, 0.0)
+    validation = runner.validation_loss(reached) if request.is_checked else None
     controller, is_kept = tell(
-        progress.searcher,
-        progress.controller,
-        request,
-        losses,
-        validation=runner.validation_loss(reached) if request.is_checked else None,
-        seconds=seconds,
-        compile_seconds=compiled,
+        progress.searcher, progress.controller, request, losses, validation=validation
     )
     return replace(progress, controller=controller, state=reached if is_kept else state), losses
