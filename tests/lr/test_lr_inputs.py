@@ -187,11 +187,13 @@ def test_an_nnx_model_with_random_streams_of_its_own_is_resumed_bit_for_bit(tmp_
 
 
 def test_state_among_the_parameters_is_noticed():
-    with pytest.warns(UserWarning, match=r"params: .* not depend on \['mean'\], .* model_state"):
+    message = r"params: .* not depend on \['mean'\], .* model_state"
+    with pytest.warns(UserWarning, match=message) as caught:
         search(
             lambda p, batch: loss_fn(p["w"], batch), {"w": ZEROS, "mean": jnp.zeros(4)}, DATA,
             budget=BUDGET,
         )  # fmt: skip
+    assert caught[0].filename == __file__  # the line of the call, not one of the package
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.reasons import reason_of
 from toolkit.lr.running.arguments import check_loss, check_start, warn_of_own_rate
-from toolkit.lr.running.batches import Batches, require_function_of_step
 from toolkit.lr.running.candidates import CandidateRunner
 from toolkit.lr.running.files import described, read_search, require_same, write_search
 from toolkit.lr.running.fingerprints import FINGERPRINTS, fingerprints, require_same_fingerprints
@@ -191,11 +190,14 @@ def search(
         blank = dict.fromkeys(FINGERPRINTS, np.zeros(0))
         progress = read_search(start, replace(progress, fingerprints=blank))
     require_same(described(progress.searcher), described(constants))
-    found = _fingerprints(runner, loss_fn, optimizer, batches, validation, progress.state)
+    state, source = progress.state, runner.source
+    shown, data = source.shown(), source.data(state.step, 0, 1)
+    loss = check_loss(loss_fn, state, jax.eval_shape(source.draw, data, state.step))
+    found = fingerprints(loss, optimizer, state, validation, shown)
     if progress.fingerprints:
         require_same_fingerprints(progress.fingerprints, found)
     else:
-        warn_of_own_rate(optimizer, progress.state.params)
+        warn_of_own_rate(optimizer, state.params)
         progress = replace(progress, fingerprints=found)
     check_choice("evaluation", evaluation, runner.modes(progress.state))
     stopped = ""
@@ -219,23 +221,6 @@ def search(
         reason,
         progress,
     )
-
-
-def _fingerprints(
-    runner: CandidateRunner,
-    loss_fn: Callable,
-    optimizer: optax.GradientTransformation,
-    batches: Any,
-    validation: Callable | None,
-    state: TrainState,
-) -> dict[str, np.ndarray]:
-    if callable(batches) and isinstance(runner.source, Batches):
-        require_function_of_step(batches)
-    shown, data = runner.source.shown(), runner.source.data(state.step, 0, 1)
-    loss = check_loss(loss_fn, state, jax.eval_shape(runner.source.draw, data, state.step))
-    own = () if state.model_state is None else (state.model_state,)
-    of_validation = validation and jax.make_jaxpr(validation)(state.params, *own)
-    return fingerprints(loss, optimizer, state.params, of_validation, shown)
 
 
 def _after(

@@ -73,7 +73,7 @@ def warn_of_own_rate(optimizer: optax.GradientTransformation, params: Any) -> No
         warnings.warn(
             f"optimizer: it seems to bring a learning rate of its own, about {rate:.2g}, by which "
             "every rate of the search is multiplied; build it with learning rate 1",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -32,7 +32,9 @@ class Batches:
     steps_per_call = STEPS_PER_CALL
 
     def __init__(self, batches: Any, sample: Callable | None):
-        if not callable(batches) and sample is None:
+        if callable(batches):
+            _require_function_of_step(batches)
+        elif sample is None:
             _check_rows(batches)
         # Arrays are passed to the programs, not baked into them.
         self._arrays = None if callable(batches) else jax.tree.map(jnp.asarray, batches)
@@ -119,7 +121,7 @@ def _check_rows(batches: Any) -> None:
         )
 
 
-def require_function_of_step(batches: Callable) -> None:
+def _require_function_of_step(batches: Callable) -> None:
     """Refuse a function whose batches would not depend on the step in a compiled program."""
     mend = "give the iterator or data loader itself, or arrays [batches, ...]"
     try:

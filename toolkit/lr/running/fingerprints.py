@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from toolkit.parallel.updates import TrainState
+
 # Addresses and names differ between traces of the same function.
 _INCIDENTAL = re.compile(r"0x[0-9a-f]+|\bname=\S+")
 
@@ -23,10 +25,15 @@ FINGERPRINTS = ("batches", "loss_fn", "optimizer", "validation", "jax")
 
 
 def fingerprints(
-    loss: Any, optimizer: optax.GradientTransformation, params: Any, validation: Any, batches: Any
+    loss: Any,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    validation: Callable | None,
+    batches: Any,
 ) -> dict[str, np.ndarray]:
-    """A digest of 32 bytes for each; `loss` and `validation` are jaxprs, `batches` some arrays."""
+    """A digest of 32 bytes for each; `loss` is a jaxpr, `batches` some arrays."""
     optimizer = optax.with_extra_args_support(optimizer)
+    own = () if state.model_state is None else (state.model_state,)
 
     def first_update(params: Any) -> tuple:
         state = optimizer.init(params)
@@ -35,8 +42,8 @@ def fingerprints(
     parts = (
         jax.tree.leaves(batches),
         _parts(loss),
-        _parts(jax.make_jaxpr(first_update)(params)),
-        [] if validation is None else _parts(validation),
+        _parts(jax.make_jaxpr(first_update)(state.params)),
+        [] if validation is None else _parts(jax.make_jaxpr(validation)(state.params, *own)),
         [jax.__version__],
     )
     return dict(zip(FINGERPRINTS, map(_digest, parts), strict=True))
@@ -49,7 +56,7 @@ def require_same_fingerprints(begun: dict[str, Any], now: dict[str, np.ndarray])
         warnings.warn(
             "start: begun under another version of jax: whether loss_fn and optimizer are the same "
             "cannot be told",
-            stacklevel=3,
+            stacklevel=4,
         )
         changed = [name for name in changed if name == "batches"]
     if changed:
