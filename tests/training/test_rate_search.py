@@ -159,12 +159,6 @@ def test_on_a_sharded_mesh(whole, tmp_path, evaluation):
     assert_same_bits(resumed.state, straight.state)
 
 
-def test_candidates_cannot_be_cut_over_a_mesh_that_is_taken():
-    state, _ = on_mesh()
-    with pytest.raises(ValueError, match="sharded"):
-        find(state, evaluation="sharded")
-
-
 def test_groups_of_parameters_keep_the_ratio_of_their_rates():
     groups = {"in": "fast", "out": "frozen"}
     optimizer = optax.multi_transform(

@@ -17,7 +17,7 @@ from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.reasons import reason_of
 from toolkit.lr.running.arguments import check_loss, check_start, warn_of_own_rate
-from toolkit.lr.running.candidates import CandidateRunner
+from toolkit.lr.running.candidates import MODES, CandidateRunner
 from toolkit.lr.running.files import described, read_search, require_same, write_search
 from toolkit.lr.running.fingerprints import FINGERPRINTS, fingerprints, require_same_fingerprints
 from toolkit.lr.schedules import tabulated_schedule
@@ -171,6 +171,7 @@ def search(
         >>> found.ledger.gradient_evaluations, abs(float(found.params) - 0.5) < 0.1
         (300, True)
     """
+    check_choice("evaluation", evaluation, MODES)
     constants: Any = searcher(lr_range, budget)
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
@@ -199,7 +200,6 @@ def search(
     else:
         warn_of_own_rate(optimizer, state.params)
         progress = replace(progress, fingerprints=found)
-    check_choice("evaluation", evaluation, runner.modes(progress.state))
     stopped = ""
     try:
         while (request := ask(constants, progress.controller)) is not None:

@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from toolkit.lr.protocol import Request
 from toolkit.lr.running.batches import batch_source
-from toolkit.parallel import make_mesh
 from toolkit.parallel.hosts.meeting import Together
 from toolkit.parallel.updates import (
     TrainState,
@@ -35,7 +33,6 @@ MODES = {
     "loop": "one candidate after another, each in a compiled loop over steps",
     "steps": "one candidate after another, each step a call (best for convolutions on CPU)",
     "vmap": "all in one program, batched",
-    "sharded": "all in one program, cut over the devices",
 }
 # Candidates share the step, and with it every batch.
 _AXES: Any = TrainState(None, 0, 0, 0)  # pyright: ignore
@@ -73,31 +70,17 @@ class CandidateRunner:
         if mode in ("loop", "steps"):
             rows = [replace(request, rates=row[None]) for row in request.rates]
             return np.concatenate([self.run(state, row, mode)[1] for row in rows])
-        count, rates = len(request.rates), request.rates
-        place = jnp.asarray
-        if mode == "sharded":
-            mesh = _mesh()
-            # Devices left over repeat the last candidate.
-            padding = np.repeat(rates[-1:], -count % mesh.size, axis=0)
-            rates = np.concatenate([rates, padding])
-            place = partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec("candidate")))
         copies = jax.tree.map(
-            lambda leaf: place(jnp.broadcast_to(leaf, (len(rates), *jnp.shape(leaf)))),
+            lambda leaf: jnp.broadcast_to(leaf, (len(request.rates), *jnp.shape(leaf))),
             (state.params, state.optimizer_state, state.model_state),
         )
         start = TrainState(state.step, *copies)
-        program, evaluate = self._programs.several[mode], self._programs.evaluate_several
-        return self._run(program, evaluate, start, request, rates)[1][:count]
+        program, evaluate = self._programs.several, self._programs.evaluate_several
+        return self._run(program, evaluate, start, request, request.rates)[1]
 
     def validation_loss(self, state: TrainState) -> float:
         """Of the validation's batches, in this state."""
         return float(self._programs.evaluate_one(state.params, state.model_state))
-
-    def modes(self, state: TrainState) -> list[str]:
-        """The modes that can run from this state here."""
-        is_single = all(sharding is None for sharding in layout_of(state.params))
-        can_shard = is_single and jax.local_device_count() > 1
-        return [mode for mode in MODES if mode != "sharded" or can_shard]
 
     def _stepwise(
         self, state: TrainState, data: Any, count: Array, rates: np.ndarray, *, layout: tuple
@@ -137,7 +120,7 @@ class _Programs(NamedTuple):
 
     single: Callable
     one_step: Callable
-    several: dict[str, Callable]
+    several: Callable
     evaluate_one: Callable
     evaluate_several: Callable
 
@@ -164,29 +147,11 @@ def _programs(
 
     batched = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))
     together = partial(Together, what="candidates of the search")
-    several: dict[str, Callable] = {"vmap": together(jax.jit(batched))}
-    if jax.local_device_count() > 1:
-        none, along = PartitionSpec(), PartitionSpec("candidate")
-        states: Any = TrainState(none, along, along, along)  # pyright: ignore
-        several["sharded"] = jax.jit(
-            jax.shard_map(
-                batched,
-                mesh=_mesh(),
-                in_specs=(states, none, none, along),
-                out_specs=(states, along),
-                check_vma=False,  # it requires manual marks on every carry of a loop
-            )
-        )
     return _Programs(
         # Nothing is donated: the snapshot must survive its candidates.
         together(jax.jit(steps, static_argnames="layout")),
         together(jax.jit(one_step, static_argnames="layout")),
-        several,
+        together(jax.jit(batched)),
         together(jax.jit(evaluate)),
         together(jax.jit(jax.vmap(evaluate))),
     )
-
-
-def _mesh() -> jax.sharding.Mesh:
-    devices = jax.local_devices()
-    return make_mesh({"candidate": len(devices)}, devices=devices)
