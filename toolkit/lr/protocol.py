@@ -126,18 +126,14 @@ class Searcher(Protocol):
     controller already brought up to date: accounting is shared by all searchers.
 
     Attributes:
-        lr_range: lowest and highest rate.
         budget: total gradient evaluations.
         validation_batches: batches per validation loss; 0 for none.
 
     Example:
         >>> searcher: Searcher = AutoLRS.scaled((1e-4, 1e-1), budget=1000)
-        >>> searcher.lr_range, searcher.budget
-        ((0.0001, 0.1), 1000)
+        >>> searcher.budget, searcher.validation_batches
+        (1000, 0)
     """
-
-    @property
-    def lr_range(self) -> tuple[float, float]: ...
 
     @property
     def budget(self) -> int: ...

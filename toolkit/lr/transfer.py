@@ -149,17 +149,14 @@ def transfer(
     before, tree_before = jax.tree.flatten(small)
     if tree != tree_before:
         raise ValueError("small: its tree differs from that of large; give it the large depth")
-    grown = [
-        _growth(path, a.shape, b.shape, input_axis)
-        for a, (path, b) in zip(before, leaves, strict=True)
-    ]
+    shapes = [(path, a.shape, b.shape) for a, (path, b) in zip(before, leaves, strict=True)]
+    grown = [_growth(path, old, new, input_axis) for path, old, new in shapes]
     every = sorted({growth for pair in grown for growth in pair} - {1.0})
     if width != 1 and not any(math.isclose(width, growth) for growth in every):
         shown = ", ".join(f"{growth:g}" for growth in every) or "1"
         raise ValueError(f"width: nothing grows by {width:g}; axes grow by {shown}")
     rates = [
-        _rate(optimizer, pair, a.shape, b.shape)
-        for pair, a, (_, b) in zip(grown, before, leaves, strict=True)
+        _rate(optimizer, pair, old, new) for pair, (_, old, new) in zip(grown, shapes, strict=True)
     ]
     common = batch ** (1.0 if optimizer == "sgd" else 0.5) * tokens**-HORIZON
     return Transfer(

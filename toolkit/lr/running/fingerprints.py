@@ -15,8 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.parallel.updates import TrainState
-
 # Addresses and names differ between traces of the same function.
 _INCIDENTAL = re.compile(r"0x[0-9a-f]+|\bname=\S+")
 
@@ -25,11 +23,7 @@ FINGERPRINTS = ("batches", "loss_fn", "optimizer", "validation", "jax")
 
 
 def fingerprints(
-    loss: Any,
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    validation: Callable | None,
-    batches: Any,
+    loss: Any, optimizer: optax.GradientTransformation, state: Any, validation: Any, batches: Any
 ) -> dict[str, np.ndarray]:
     """A digest of 32 bytes for each; `loss` is a jaxpr, `batches` some arrays."""
     optimizer = optax.with_extra_args_support(optimizer)
