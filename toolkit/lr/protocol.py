@@ -203,13 +203,9 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
 
 @checked
 def tell(
-    searcher: Searcher,
-    controller: Any,
-    request: Request,
-    losses: Any,
-    *,
+    searcher: Searcher, controller: Any, request: Request, losses: Any, *,
     validation: float | None = None,
-) -> tuple[Any, bool]:
+) -> tuple[Any, bool]:  # fmt: skip
     """Process the losses of a request, and decide whether to keep its state.
 
     The state of a candidate or of diverged training is never kept; after divergence the next

@@ -47,13 +47,9 @@ def cooldown_schedule(peak: Rate, steps: Count, *, shape: str = "sqrt") -> optax
 
 @checked
 def warmup_stable_decay_schedule(
-    peak: Rate,
-    total_steps: int,
-    *,
-    warmup_steps: int = 0,
-    cooldown_steps: int,
-    shape: str = "linear",
-) -> optax.Schedule:
+    peak: Rate, total_steps: int, *,
+    warmup_steps: int = 0, cooldown_steps: int, shape: str = "linear",
+) -> optax.Schedule:  # fmt: skip
     """Rise linearly, stay at `peak`, then cool down to zero (WSD).
 
         rate(t) = peak * (t + 1) / warmup                         t < warmup
@@ -95,16 +91,10 @@ def warmup_stable_decay_schedule(
 
 @checked
 def power_schedule(
-    peak: Rate,
-    total_steps: int,
-    *,
-    tokens_per_step: Count,
-    amplitude: Rate,
-    exponent: float = -0.51,
-    warmup_steps: int = 0,
-    cooldown_steps: int,
-    shape: str = "linear",
-) -> optax.Schedule:
+    peak: Rate, total_steps: int, *,
+    tokens_per_step: Count, amplitude: Rate, exponent: float = -0.51,
+    warmup_steps: int = 0, cooldown_steps: int, shape: str = "linear",
+) -> optax.Schedule:  # fmt: skip
     """A power of the tokens seen, bounded by `peak`, with warm-up and cooldown.
 
         n(t) = (t + 1) * tokens_per_step

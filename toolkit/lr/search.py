@@ -101,22 +101,15 @@ class SearchResult:
 
 @checked
 def search(
-    loss_fn: Callable[..., Any],
-    params: Any,
-    batches: Any | Iterable,
-    *,
-    model_state: Any = None,
-    lr_range: tuple[float, float] = LR_RANGE,
-    budget: int = 4000,
+    loss_fn: Callable[..., Any], params: Any, batches: Any | Iterable, *,
+    model_state: Any = None, lr_range: tuple[float, float] = LR_RANGE, budget: int = 4000,
     searcher: Callable[[tuple[float, float], int], Searcher] = ProbeThenDecay,
     optimizer: optax.GradientTransformation | optax.MultiSteps | None = None,
-    validation: Callable[..., Float[Array, ""]] | None = None,
-    validation_batches: int = 1,
-    sample: Callable[[Any, Any], Any] | None = None,
-    evaluation: str = "loop",
+    validation: Callable[..., Float[Array, ""]] | None = None, validation_batches: int = 1,
+    sample: Callable[[Any, Any], Any] | None = None, evaluation: str = "loop",
     start: TrainState | SearchProgress | str | os.PathLike | None = None,
     callback: Callable[[SearchProgress, Request, np.ndarray], Any] | None = None,
-) -> SearchResult:
+) -> SearchResult:  # fmt: skip
     """Train without a tuned learning rate: find the schedule, then follow it.
 
         params <- params + rate * optimizer(grad loss(params, batches(step)))
@@ -208,19 +201,13 @@ def search(
                 break
     except KeyboardInterrupt:
         stopped = "; stopped by Ctrl-C"
-    controller = progress.controller
+    controller, params = progress.controller, progress.state.params
     reason = reason_of(constants, controller) + stopped
     if controller.ledger.gradient_evaluations and not len(controller.table["rate"]):
         warnings.warn(f"budget {budget} is too small for a search: {reason}.", stacklevel=3)
     rates = controller.rates if len(controller.rates) else np.array(lr_range[:1])
-    return SearchResult(
-        tabulated_schedule(rates),
-        controller.ledger,
-        controller.table,
-        progress.state.params,
-        reason,
-        progress,
-    )
+    schedule = tabulated_schedule(rates)
+    return SearchResult(schedule, controller.ledger, controller.table, params, reason, progress)
 
 
 def _after(

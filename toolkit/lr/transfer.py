@@ -85,16 +85,10 @@ class Transfer:
 
 @checked
 def transfer(
-    small: Any,
-    large: Any,
-    *,
-    width: float,
-    depth: float = 1.0,
-    batch: float = 1.0,
-    tokens: float = 1.0,
-    optimizer: Optimizer = "adam",
-    input_axis: Axis = "first",
-) -> Transfer:
+    small: Any, large: Any, *,
+    width: float, depth: float = 1.0, batch: float = 1.0, tokens: float = 1.0,
+    optimizer: Optimizer = "adam", input_axis: Axis = "first",
+) -> Transfer:  # fmt: skip
     r"""Factors that carry the rate of a small model over to a large one.
 
         rate of a weight = small rate * width factor * batch^b * tokens^-0.32
