@@ -107,29 +107,27 @@ class ProbeThenDecay:
 
     @property
     def is_by_validation(self) -> bool:
-        """Whether probes go by a validation loss: not where they would use up the search's
-        budget.
-        """
-        return 0 < self._forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
+        """Whether probes go by a validation loss: not where that takes too much of the search."""
+        return (
+            0
+            < self._validating(self.candidates + 1)
+            <= LARGEST_VALIDATION * self.search_fraction * self.budget
+        )
 
     @property
     def is_watched(self) -> bool:
         """Whether every piece of the run ends with a validation loss, which the budget bears."""
-        return 0 < self._watching <= LARGEST_WATCHING * self.budget
+        return 0 < self._validating(PIECES) <= LARGEST_WATCHING * self.budget
 
-    @property
-    def _watching(self) -> float:
-        return FORWARD_COST * self.validation_batches * PIECES
-
-    @property
-    def _forward(self) -> float:
-        return FORWARD_COST * self.validation_batches * (self.candidates + 1)
+    def _validating(self, losses: int) -> float:
+        """The cost of so many validation losses, in steps."""
+        return FORWARD_COST * self.validation_batches * losses
 
     @property
     def probe_steps(self) -> int:
         """Steps of a probe; 0 if the budget allows none."""
         first = max(self.candidates, EXPECTED)
-        forward = self._forward * self.is_by_validation
+        forward = self._validating(self.candidates + 1) * self.is_by_validation
         steps = max((self.search_fraction * self.budget - forward) / first, EVIDENCE)
         most = (LARGEST_SEARCH * self.budget - forward) / self.candidates
         steps = int(min(steps, most) + 1e-9) if self.search_fraction else 0
@@ -264,7 +262,7 @@ def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:
 
 def _planned(searcher: ProbeThenDecay, controller: ProbeController) -> ProbeController:
     """The run: the peak of the probes moved to its length, times the shape."""
-    watching = int(np.ceil(searcher.is_watched * searcher._watching))
+    watching = int(np.ceil(searcher.is_watched * searcher._validating(PIECES)))
     steps = max(steps_left(searcher, controller) - watching, 1)
     rate = np.sqrt(np.prod(searcher.lr_range))  # the middle, where nothing is known
     if len(controller.ends) and not is_inconclusive(controller, best_peak(controller)):

@@ -19,13 +19,11 @@ from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.problems.small_problems import Run, problem
 from toolkit.lr.protocol import Request, Searcher, ask, init, tell
 
-METHODS = {
+METHODS = {  # menu entry -> name of a method
     "AutoLRS, as published": "autolrs",
     "AutoLRS, robust forecasts": "robust",
     "probe, then decay": "probe",
 }
-"""Menu entry -> name of a method."""
-
 PROPOSALS = {"one by one": "sequential", "all together": "together"}
 
 

@@ -81,7 +81,7 @@ def warmup_stable_decay_schedule(
     """
     if warmup_steps < 0 or cooldown_steps < 1 or warmup_steps + cooldown_steps > total_steps:
         raise ValueError(
-            f"need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
+            "need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
             f"{warmup_steps}, {cooldown_steps} and total_steps={total_steps}"
         )
     check_choice("shape", shape, FALLS)

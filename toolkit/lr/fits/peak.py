@@ -64,7 +64,7 @@ def first_before_a_rise(ends: np.ndarray) -> int:
             rises = ends[at] - ends[best]
             if rises.mean() < 0:
                 best = at
-            elif rises.mean() >= GUARD * _noise(rises):
+            elif len(rises) < 2 or rises.mean() >= GUARD * rises.std(ddof=1) / len(rises) ** 0.5:
                 break
     return best
 
@@ -97,9 +97,3 @@ def curve_ends(losses: np.ndarray) -> np.ndarray:
     # Of a long decay the last fifth is not its end.
     points = int(np.clip(losses.shape[1] // 5, 1, MOST_TAIL_POINTS))
     return np.where(finite, losses, np.inf)[:, -points:]
-
-
-def _noise(differences: np.ndarray) -> float:
-    """Standard deviation of their mean."""
-    count = len(differences)
-    return float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0

@@ -25,19 +25,14 @@ from toolkit.measure import Record, read_records, record, write_records
 from toolkit.measure.stored import stored_folder
 from toolkit.parallel.updates import TrainState
 
-PROBLEMS = {
+PROBLEMS = {  # menu entry -> name of a problem
     "noisy quadratic, batch 10": "quadratic 10",
     "noisy quadratic, batch 100": "quadratic 100",
     "noisy quadratic, one dimension": "quadratic 1d",
     "small network, measured here": "network",
 }
-"""Menu entry -> name of a problem."""
-
-BUDGETS = (500, 1000, 2000, 4000)
-"""Gradient evaluations; for these the best schedules are stored."""
-
-STABLE = 1.99
-"""Largest rate times the largest curvature; at 2 the moments begin to grow."""
+BUDGETS = (500, 1000, 2000, 4000)  # gradient evaluations with stored best schedules
+STABLE = 1.99  # largest rate times the largest curvature; at 2 the moments begin to grow
 
 FEATURES, CLASSES, WIDTH, TEACHER_WIDTH = 16, 8, 64, 32
 TRAIN_ROWS, HELD_OUT_ROWS, BATCH = 8192, 2048, 32
@@ -160,9 +155,8 @@ def follow(task: Problem, rates: np.ndarray) -> Run:
 
 SHAPES = ("linear", "cosine", "wsd")
 STORED = ("quadratic 10", "quadratic 100")
+# Equal stretches of constant rate: at 1,000 steps 0.006 % above the best with a rate per step.
 PIECES = 250
-"""Equal stretches of constant rate: at 1,000 steps 0.006 % above the best with a rate per step."""
-
 FILE = "noisy-quadratic.json"
 PEAKS_PER_DECADE = 4
 

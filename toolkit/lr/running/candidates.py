@@ -7,7 +7,8 @@ Candidates start from it and see the same batches as the training after them.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,23 +116,14 @@ class CandidateRunner:
         return state, np.concatenate([np.atleast_2d(curve) for curve in curves], axis=-1)
 
 
-class _Programs(NamedTuple):
-    """The programs of a search, compiled at the first call."""
-
-    single: Callable
-    one_step: Callable
-    several: Callable
-    evaluate_one: Callable
-    evaluate_several: Callable
-
-
 @lru_cache(maxsize=PROGRAMS_KEPT)
 def _programs(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
     draw: Callable,
     validation: Callable | None,
-) -> _Programs:
+) -> SimpleNamespace:
+    """The programs of a search, compiled at the first call."""
     update = make_update(loss_fn, optimizer, draw)
     steps = partial(run_along, update)
 
@@ -147,11 +139,11 @@ def _programs(
 
     batched = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))
     together = partial(Together, what="candidates of the search")
-    return _Programs(
+    return SimpleNamespace(
         # Nothing is donated: the snapshot must survive its candidates.
-        together(jax.jit(steps, static_argnames="layout")),
-        together(jax.jit(one_step, static_argnames="layout")),
-        together(jax.jit(batched)),
-        together(jax.jit(evaluate)),
-        together(jax.jit(jax.vmap(evaluate))),
+        single=together(jax.jit(steps, static_argnames="layout")),
+        one_step=together(jax.jit(one_step, static_argnames="layout")),
+        several=together(jax.jit(batched)),
+        evaluate_one=together(jax.jit(evaluate)),
+        evaluate_several=together(jax.jit(jax.vmap(evaluate))),
     )
