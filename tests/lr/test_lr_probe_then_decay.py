@@ -195,6 +195,9 @@ def test_the_peak_of_a_parabola_and_of_a_cliff():
     found = peak(cliff)
     assert rates[3] < np.exp(found.log_rate) <= rates[4]
     assert peak(np.full(7, np.inf)) is None
+    for above in (2.0, np.inf):  # a lower rate diverged: the best as it is
+        found = find_peak(rates[:3], np.array([[np.inf], [1.0], [above]]))
+        assert (found.log_rate, found.edge) == (np.log(rates[1]), 0)
     assert peak(rates).edge == -1
     broken_down = np.array([7.0, 6, 5, 6, 8, 4.5, 4.9])
     assert rates[1] < np.exp(peak(broken_down).log_rate) < rates[3]

@@ -41,6 +41,8 @@ def find_peak(rates: np.ndarray, ends: np.ndarray) -> PeakRate | None:
     if best in (0, len(x) - 1):
         return PeakRate(float(x[best]), 0 if len(x) == 1 else -1 if best == 0 else 1)
     left, right = y[best - 1] - y[best], y[best + 1] - y[best]
+    if not np.isfinite(left):  # a lower rate diverged, and no parabola goes through it
+        return PeakRate(float(x[best]), 0)
     if y[best + 1] > y[0]:  # worse than the lowest rate: about to diverge
         right = min(right, CLIFF * left)
     below, above = x[best] - x[best - 1], x[best + 1] - x[best]
