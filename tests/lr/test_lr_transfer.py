@@ -186,7 +186,8 @@ def test_the_picture_names_every_slope():
         (lambda: transfer(jnp.ones((2, 2, 2)), jnp.ones((4, 4, 4)), width=2), "3 axes of"),
         (lambda: transfer(jnp.ones(2), jnp.ones(4), width=2, tokens=0), "tokens: got 0"),
         (lambda: coordinate_check(network, [64]), "widths: got"),
-        (lambda: coordinate_check(network, [32, 64], steps=0), "steps: got 0"),
+        (lambda: coordinate_check(network, [32, 64], steps=0), "steps must be at least 1; got 0"),
+        (lambda: coordinate_check(network, [32, 64], steps=10**12), "steps must be below"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(call, message):

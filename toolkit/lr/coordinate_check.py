@@ -9,7 +9,7 @@ usual ones a hidden activation moves farther in a wider model, so that its best 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import checked
+
+Count = Annotated[int, AtLeast(1)]
 
 
 class ModelOfWidth(NamedTuple):
@@ -95,7 +98,7 @@ class CoordinateCheck:
 
 @checked
 def coordinate_check(
-    build: Callable[[int], ModelOfWidth], widths: Sequence[int], *, steps: int = 3
+    build: Callable[[int], ModelOfWidth], widths: Sequence[int], *, steps: Count = 3
 ) -> CoordinateCheck:
     """Train models of several widths for a few steps, and measure how far their activations move.
 
@@ -121,8 +124,6 @@ def coordinate_check(
     """
     if len(set(widths)) < 2:
         raise ValueError(f"widths: got {list(widths)}, wanted at least two")
-    if steps < 1:
-        raise ValueError(f"steps: got {steps}, wanted at least 1")
     found = {width: _changes(build(width), steps) for width in sorted(set(widths))}
     names = next(iter(found.values())).keys()
     for width, changes in found.items():
