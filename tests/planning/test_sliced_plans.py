@@ -2,13 +2,19 @@
 
 import dataclasses
 
+import jax
 import pytest
+from jax.sharding import PartitionSpec
 
 from toolkit.looped import LoopedConfig
+from toolkit.parallel import make_mesh
 from toolkit.parallel.pipeline import program_of
+from toolkit.parallel.pipeline.partition import partition
 from toolkit.planning import Strategy, load_plan, plan, predict, save_plan
+from toolkit.planning.grade.forward import through
 from toolkit.planning.memory.kept import waiting_per_token
 from toolkit.planning.memory.pipelines import CARRIED, waiting_bytes
+from toolkit.planning.memory.placing import parameters
 from toolkit.planning.time.orders import schedule_of
 from toolkit.schedules import Durations, simulate, to_csv
 
@@ -55,6 +61,29 @@ def test_the_search_cuts_sequences_where_nothing_else_fills_the_pipeline(tmp_pat
     assert f"sequences in {found.best.strategy.slices} slices" in str(found)
 
 
+def waiting_on_a_chip(config, strategy, length):
+    """Bytes that the program's layer keeps on one of two chips, and between its halves."""
+    graphs, _, shapes = parameters(config, strategy)
+    layer = jax.tree.map(lambda a: a.update(shape=a.shape[1:]), shapes["blocks"][0][0])
+    leaves, tree = jax.tree.flatten(layer)
+    specs = jax.tree.map(lambda a: PartitionSpec(*[None] * (a.ndim + 1)), layer)
+    h = jax.ShapeDtypeStruct((1, length // 2, config.width), config.compute_dtype)
+    found = []
+
+    def trace():
+        def stage(weights, x, _):
+            layer = tree.unflatten(weights)
+            return [through(config, strategy, "none", graphs[0][0], specs, x[0], layer)[0]]
+
+        cut = partition(stage, leaves, [h], [], recompute=False)
+        found.extend(sum(a.size * a.dtype.itemsize for a in each) for each in (cut.kept, cut.split))
+
+    mesh = make_mesh({"tensor": 2}, devices=jax.devices()[:2])
+    traced = jax.shard_map(trace, mesh=mesh, in_specs=(), out_specs=None, check_vma=False)
+    jax.eval_shape(traced)
+    return found
+
+
 def test_what_waits_is_what_the_program_keeps():
     """Formulas of softmax layers against a trace of what the pipeline's tasks keep; and of layers
     that are traced, once 200 times too much."""
@@ -64,6 +93,10 @@ def test_what_waits_is_what_the_program_keeps():
     found = waiting_bytes(config, "full", "swiglu", "none", strategy, 1, 256)
     for formula, traced in zip(found, waiting_per_token(config, "full", 256), strict=True):
         assert formula == pytest.approx(256 * traced, rel=NEAR)
+    cut = Strategy(pipeline=2, tensor=2, microbatches=2)
+    found = waiting_bytes(config, "full", "swiglu", "none", cut, 1, 256)
+    for formula, traced in zip(found, waiting_on_a_chip(config, cut, 256), strict=True):
+        assert formula == pytest.approx(traced, rel=NEAR)
     latent = dataclasses.replace(config, pattern="mla mla", options={})
     kept, split = waiting_bytes(latent, "mla", "swiglu", "none", strategy, 1, 256)
     assert kept < split < 2 * kept

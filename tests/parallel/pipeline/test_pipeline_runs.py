@@ -284,6 +284,31 @@ def test_what_is_converted_is_kept_once_and_narrow():
     assert distance(found, wanted[::-1]) == 0
 
 
+def test_halves_gather_together_what_a_whole_backward_pass_gathers():
+    """The gradient of a sum over chips, once gathered, waits whole for that of the weights."""
+
+    def block(w, x, _):
+        whole = jax.lax.all_gather(x[0], "tensor", tiled=True)
+        return [jax.lax.psum_scatter(whole @ w[0], "tensor", tiled=True)]
+
+    def gathers(is_whole):
+        def both_passes(w, x):
+            cut = partition(block, [w], [x], [], recompute=False)
+            _, kept = cut.forward([w], [x], [])
+            if is_whole:
+                return cut.backward([w], [], kept, [x])
+            dx, _, split = cut.input_gradient([w], [], kept, [x])
+            assert sorted(a.shape for a in split) == [(3, WIDTH), (6, WIDTH)]
+            return dx, cut.weight_gradient([w], [], split)
+
+        given = jnp.ones((WIDTH, WIDTH)), jnp.ones((6, WIDTH))
+        specs = {"in_specs": (P(), P("tensor")), "out_specs": P("tensor")}
+        run = jax.shard_map(both_passes, mesh=mesh_of(tensor=2), check_vma=False, **specs)
+        return str(jax.make_jaxpr(run)(*given)).count("all_gather[")
+
+    assert gathers(is_whole=False) == gathers(is_whole=True) == 3  # x twice, its gradient once
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -17,7 +17,7 @@ import jax
 from jax.extend import core
 
 # Computed again from what is kept anyway, instead of being kept too; gathered again, for what is
-# cut over devices would else be kept whole.
+# cut over devices would else be kept whole from F on.
 _CHEAP = frozenset(
     """abs add all_gather and broadcast_in_dim ceil clamp convert_element_type copy eq exp
     expand_dims floor ge gt integer_pow iota le lt max min mul ne neg not or rsqrt reshape
@@ -80,7 +80,9 @@ def partition(
     left = [v for v in dw if v not in early and v not in before]
     at_once = [v for v in dw if v not in left]
     read = cut.between(left, given=before | early)
-    split = cut.thinned([v for v in read if v not in everywhere], everywhere, fixed={*kept})
+    # What I gathered of gradients waits whole: if W gathered it too, both would do more than B.
+    fixed = {*kept, *(late & cut.made_by("all_gather"))}
+    split = cut.thinned([v for v in read if v not in everywhere], everywhere, fixed)
 
     run = cut.function
     forward = run(w + inputs + others, y + kept)
@@ -162,6 +164,10 @@ class _Cut:
         """All results of the equations that compute `wanted`."""
         found = self.needed(wanted, given) - given
         return {v for u in found if u in self.producer for v in self.producer[u].outvars}
+
+    def made_by(self, name: str) -> set[Any]:
+        """The results of all equations of that name."""
+        return {v for v, eqn in self.producer.items() if eqn.primitive.name == name}
 
     def primitives(self, wanted: Any, given: set[Any]) -> set[str]:
         """The names of the equations that compute one value."""

@@ -134,8 +134,8 @@ def waiting_bytes(
     queries, keys = channels(config, word)
     width, hidden = config.width, config.feed_forward_size
     # Inputs of both norms, rotated queries and keys, values, the heads' outputs; gate, its sigmoid
-    # and up. Then four times the stream, both of queries and outputs, gradients of keys and values,
-    # gate and up with theirs.
+    # and up. Then the inputs of both norms and, gathered, the gradients of both sums; both of
+    # queries and outputs, gradients of keys and values, gate and up with theirs.
     waits = 2 * width + 2 * queries + 2 * keys + 3 * hidden
-    split = 4 * width + 2 * queries + 2 * keys + 4 * hidden
+    split = 2 * width * (1 + n) + 2 * queries + 2 * keys + 4 * hidden
     return tokens * size * waits / n + cache, tokens * size * split / n
