@@ -115,7 +115,7 @@ def log_linear_mamba2_step(
     Arguments as `log_linear_mamba2`, without the time axis; `state` as it returns it.
 
     Cost:
-        About 7 L K V FLOPs and 8 L K V bytes of float32 levels per value head: bound by memory.
+        About 8 L K V FLOPs and 8 L K V bytes of float32 levels per value head: bound by memory.
 
     Example:
         >>> q = k = v = jnp.ones((1, 2, 4))
@@ -136,8 +136,9 @@ def _forward_flops(batch, time, heads, key, value, *, chunk=None, levels=LEVELS)
 
 
 def _step_flops(batch, context, heads, key, value, *, levels=LEVELS):
-    """Of each level the sum that merges, three choices, a decay and a read; one outer product."""
-    return batch * heads * key * value * (7 * levels + 3)
+    """Of each level two to be summed, two to be left and decay, two to be written and a read; one
+    outer product."""
+    return batch * heads * key * value * (8 * levels + 1)
 
 
 ROW = recurrent(

@@ -114,7 +114,7 @@ def log_linear_gated_delta_net_step(
     Arguments as `log_linear_gated_delta_net`, without the time axis; `state` as it returns it.
 
     Cost:
-        About 14 L K V FLOPs and 8 L K V bytes of float32 levels per value head: bound by memory.
+        About 12 L K V FLOPs and 8 L K V bytes of float32 levels per value head: bound by memory.
 
     Example:
         >>> q = k = v = jnp.full((1, 2, 4), 0.5)
@@ -139,9 +139,9 @@ def _forward_flops(batch, time, heads, key, value, *, chunk=None, levels=LEVELS)
 
 
 def _step_flops(batch, context, heads, key, value, *, levels=LEVELS):
-    """Of each level four to merge and one to decay, where it is read and again where it is written,
-    and four to be read and corrected; one outer product."""
-    return batch * heads * key * value * (14 * levels + 3)
+    """Of each level two to be summed, two to be left and decay, four to be written and corrected,
+    and two reads; one outer product."""
+    return batch * heads * key * value * (12 * levels + 1)
 
 
 ROW = recurrent(

@@ -176,22 +176,48 @@ def _positions(
 
 
 def step_levels(corrects: bool, token: Tokens, state: LevelState) -> tuple[Array, LevelState]:
-    """One token: levels are merged as a binary counter carries, updated, written and read."""
+    """One token: levels are merged as a binary counter carries, updated, written and read.
+
+    XLA for CPUs writes over a donated state: sums are scattered into it, what is read of it waits
+    for that, and one elementwise pass follows. `merged` would copy it twice.
+    """
     token = own_keys(token)
     dtype, value_dtype = token.g.dtype, token.arrays[2].dtype
     q, k, v, strength, weights = (x.astype(dtype) for x in token.arrays)
     decay = jnp.exp(log_decays(token.g))[..., None, None]
     least = level_between(state.count, state.count - 1, weights.shape[-1])
-    states = decay * merged(state.levels.astype(dtype), least)
+    level = _every_level(least, weights.shape[-1])[..., None, None]
+    is_lower = level < least[..., None, None, None]
+
+    def left(x: Array) -> Array:
+        return decay * jnp.where(is_lower, 0, x)
+
+    states = _summed(state.levels.astype(dtype), least)
+    writer = (strength[..., None] * k)[:, :, None, :, None]
+    new = jnp.where(level == 0, writer * v[:, :, None, None, :], 0)
     if corrects:
-        read = precise_einsum("bhlkv,bhk->bhlv", states, k)
-        written = (strength[..., None] * k)[:, :, None, :, None]
-        states -= written * read[..., None, :]
-    new = (strength[..., None] * k)[..., None] * v[..., None, :]
-    states = states.at[:, :, 0].add(new)
-    reads = precise_einsum("bhlkv,bhk->bhlv", states, q)
-    out = jnp.sum(weights[..., None] * reads, axis=2) * token.scale.astype(dtype)
+        new -= writer * left(_read(states, k)[..., None, :])
+    states = left(states) + new
+    out = jnp.sum(weights[..., None] * _read(states, q), axis=2) * token.scale.astype(dtype)
     return out.astype(value_dtype), LevelState(states, state.count + 1)
+
+
+def _summed(
+    states: Float[Array, "batch heads levels key value"], least: Int[Array, "batch heads"]
+) -> Float[Array, "batch heads levels key value"]:
+    """The sum of all levels up to `least` on that one; those below are as they were."""
+    last = least[..., None, None]
+    total = sum(jnp.where(i <= last, states[:, :, i], 0) for i in range(states.shape[2]))
+    return jax.vmap(jax.vmap(lambda levels, at, new: levels.at[at].set(new)))(states, least, total)
+
+
+def _read(
+    states: Float[Array, "batch heads levels key value"], reader: Float[Array, "batch heads key"]
+) -> Float[Array, "batch heads levels value"]:
+    """Each level by the reader of its head: a product with all levels at once would transpose
+    them first."""
+    each = jnp.broadcast_to(reader[:, :, None], states.shape[:-1])
+    return precise_einsum("bhlkv,bhlk->bhlv", states, each)
 
 
 def empty_levels(batch, heads, key, value, capacity, dtype, *, levels=LEVELS):
