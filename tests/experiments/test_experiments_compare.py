@@ -123,6 +123,18 @@ def test_the_page_says_the_verdict_of_paired_seeds(tmp_path, capsys, differences
     assert (page.parent / "comparison.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_record_is_shown_and_left_as_it_is(tmp_path, monkeypatch, capsys):
+    folder = recorded(tmp_path / "record", [0.0])
+    before = {path: path.read_bytes() for path in folder.rglob("*")}
+    monkeypatch.setattr(cli, "_enable_compilation_cache", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["toolkit", "compare", "record", "--recorded"])
+    cli.main()
+    assert "page: runs/pages/record/index.html" in capsys.readouterr().out
+    assert Path("runs/pages/record/index.html").exists()
+    assert {path: path.read_bytes() for path in folder.rglob("*")} == before
+
+
 def test_the_page_in_the_docs_says_what_its_record_says():
     folder = Path(__file__).parents[2] / "data/comparisons/looped-hybrid"
     comparison, tried, lines = load_comparison(folder)

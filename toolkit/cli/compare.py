@@ -48,7 +48,7 @@ def compare(
         smallest: the smallest difference of the held-out loss that matters, in bits per byte.
         set: an option of all contenders, as in steps=500 or looped.width=64 (repeatable).
         imports: a module of your own that registers mixers or optimisers (repeatable).
-        recorded: only print and draw what is in the folder.
+        recorded: only print what is in the folder, and draw it into runs/pages/NAME.
     """
     if recorded:
         refuse_unread(compare, locals(), "recorded", ("directory", "imports"))
@@ -57,7 +57,8 @@ def compare(
     from toolkit.language import load_tokenizer
 
     if recorded:
-        show_comparison(*load_comparison(directory), directory)
+        # Elsewhere: a record may be part of a checkout, or of a folder that is only read.
+        show_comparison(*load_comparison(directory), Path("runs/pages") / directory.resolve().name)
         return
     words = None if tokenizer is None else load_tokenizer(tokenizer)
     runs = dict(_contender(name, set, words) for name in contenders)
