@@ -12,6 +12,8 @@ from toy_mixer import TOY
 
 from toolkit.attention import MIXERS, register, register_dataclass, sparse
 from toolkit.attention.sparse.selector import Selector
+from toolkit.looped import LoopedCache, LoopedConfig, register_layer
+from toolkit.looped.mixing import LAYERS
 from toolkit.testing.sequences import sequence_contracts
 
 STATIC = {"metadata": {"static": True}}
@@ -87,6 +89,24 @@ def read_by(decorate, index=lambda keys: ()):
     return sparse.build(decorate(Mine)(), keys, keys, jnp.array([5]))
 
 
+def cached_in(decorate):
+    """The empty cache of a model with a layer whose own is an object around that of `gla`."""
+
+    class Mine(LAYERS["gla"]):
+        word, mixer = "mine", "gla"
+
+        @classmethod
+        def empty_cache(cls, config, batch, capacity):
+            return memory(decorate)(super().empty_cache(config, batch, capacity))
+
+    register_layer(Mine)
+    try:
+        config = LoopedConfig.tiny("full", loops=2, prelude="mine", width=16, heads=2)
+        return LoopedCache.empty(config, batch=1, capacity=4)
+    finally:
+        del LAYERS["mine"]
+
+
 @pytest.mark.skipif(is_told_apart, reason="this jaxlib tells such classes apart")
 @pytest.mark.parametrize("decorate", [frozen(by_jax), flax.struct.dataclass])
 def test_a_class_that_jaxlib_may_mistake_is_refused(decorate):
@@ -100,6 +120,8 @@ def test_a_class_that_jaxlib_may_mistake_is_refused(decorate):
     assert row.name not in MIXERS
     with is_refused("Memory"):
         sequence_contracts()["a_state_knows_its_class"](row)
+    with is_refused("Memory"):
+        cached_in(decorate)
     with is_refused("Mine"):
         read_by(frozen(by_jax))
     with is_refused("Memory"):
@@ -110,4 +132,5 @@ def test_a_class_that_knows_itself_is_taken():
     own = memory(frozen(register_dataclass))
     assert register(row_with(own)).name in MIXERS
     del MIXERS["toy"]
+    assert cached_in(frozen(register_dataclass)).prelude[0].x.state.shape[0] == 1
     assert read_by(frozen(register_dataclass), own).index.x.shape == (1, 2, 8, 4)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from toolkit._checks import checked
-from toolkit._pytrees import register_dataclass
+from toolkit._pytrees import check_classes, register_dataclass
 from toolkit.attention import sparse
 from toolkit.attention._caches import check_other, check_rows
 from toolkit.looped.config import LoopedConfig
@@ -102,7 +102,11 @@ class LoopedCache:
 
     @classmethod
     def empty(cls, config: LoopedConfig, batch: int, capacity: int) -> "LoopedCache":
-        """A cache before the first token, for a batch of sequences of up to `capacity` tokens."""
+        """A cache before the first token, for a batch of sequences of up to `capacity` tokens.
+
+        TypeError where a layer's cache is of a class registered by
+        `jax.tree_util.register_dataclass`; see `attention.register_dataclass`.
+        """
         for name, number in (("batch", batch), ("capacity", capacity)):
             if number < 1:
                 raise ValueError(f"{name} is {number}; a cache needs at least 1.")
@@ -120,9 +124,7 @@ def _is_of_a_layer(cache):
 def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tuple[Any, ...]:
     """The caches of one loop before the first token, one per physical layer."""
     return tuple(
-        LAYERS[word].empty_cache(
-            config, batch, capacity, **({} if window is None else {"window": window})
-        )
+        _empty(config, word, batch, capacity, **({} if window is None else {"window": window}))
         for word, window in zip(config.layers, config.loop_windows[tau], strict=True)
     )
 
@@ -131,7 +133,13 @@ def empty_layers(
     config: LoopedConfig, words: tuple[str, ...], batch: int, capacity: int
 ) -> tuple[Any, ...]:
     """The caches of layers outside the loops before the first token."""
-    return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in words)
+    return tuple(_empty(config, word, batch, capacity) for word in words)
+
+
+def _empty(config: LoopedConfig, word: str, batch: int, capacity: int, **window: int) -> Any:
+    cache = LAYERS[word].empty_cache(config, batch, capacity, **window)
+    check_classes(f"cache of {word!r}", cache)
+    return cache
 
 
 @checked

@@ -103,7 +103,8 @@ def register_layer(layer: type) -> type:
             mixer that `toolkit.attention.register` was given. May be used as a decorator.
 
     Returns:
-        The layer.
+        The layer. If its cache is of a class that `jax.tree_util.register_dataclass` registers,
+        `LoopedCache.empty` refuses it; see `toolkit.attention.register_dataclass`.
 
     Example:
         >>> class Mine(LAYERS["gla"]):
