@@ -59,6 +59,7 @@ TRIED = {
     (LONG, SIZES[-1]): (3, 5),
     # At the large width alone, the rates at and below that one.
     (MUP, SIZES[1]): (4, 5, 6),
+    (SPHERE, SIZES[1]): (4, 5, 6),
     (COUPLED, SIZES[1]): (4, 5, 6),
     (STANDARD, SIZES[1]): (2, 3, 4, 5),
     (LONG, SIZES[1]): (3, 4, 5, 6),
