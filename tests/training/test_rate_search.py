@@ -1,5 +1,6 @@
 """The search inside training: stopped half-way and resumed, sharded, with groups of parameters."""
 
+import json
 import os
 import signal
 from functools import partial
@@ -23,6 +24,7 @@ from toolkit.training import (
     read_metrics,
     search_rate,
 )
+from toolkit.training.rate_search import decoded, encoded
 
 CLOSE = 2e-3  # relative, of another order of summation, after hundreds of steps
 BUDGET = 600
@@ -126,6 +128,20 @@ def test_a_checkpoint_of_another_search_is_refused(tmp_path):
     find(directory=tmp_path, stop=stop_after(2))
     with pytest.raises(CheckpointError, match="another run"):
         find(directory=tmp_path, budget=700)
+
+
+def test_a_search_that_another_version_wrote_is_refused_in_one_line():
+    controller = {"steps": 3, "rates": np.ones(2)}
+    written = json.loads(json.dumps(encoded(controller)))
+    assert_same_bits(decoded(written, controller), controller)
+    fewer, renamed = {"steps": 3}, {"spent": 3, "rates": np.ones(2)}
+    for template, leaves in (
+        (fewer, written),
+        (renamed, written),
+        (controller, [*written.values()]),
+    ):
+        with pytest.raises(CheckpointError, match=r"^directory: another version of toolkit wrote"):
+            decoded(leaves, template)
 
 
 def test_autolrs_resumes_too(tmp_path):

@@ -15,12 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, Float, Int
 
 from toolkit import lr
 from toolkit._checks import checked
 from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import Batch, Params, TrainState
+from toolkit.training.checkpoints.checkpoint import CheckpointError
 from toolkit.training.loop import (
     FitOptions,
     FitResult,
@@ -186,27 +188,32 @@ def search_rate(
     return RateSearch(result.progress.state, log.rows, stopped_by, result)
 
 
-def encoded(tree: Any) -> list[dict[str, Any]]:
-    """The leaves of a pytree of numbers and NumPy arrays, exactly, as JSON."""
-    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return [
-        {
-            "dtype": str(array.dtype),
-            "shape": list(array.shape),
-            "bytes": base64.b64encode(array.tobytes()).decode(),
-        }
-        for array in arrays
-    ]
+def encoded(tree: Any) -> dict[str, dict[str, Any]]:
+    """The leaves of a pytree of numbers and NumPy arrays by name, exactly, as JSON."""
+
+    def written(leaf: Any) -> dict[str, Any]:
+        array = np.asarray(leaf)
+        content = base64.b64encode(array.tobytes()).decode()
+        return {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": content}
+
+    return {keystr(path): written(leaf) for path, leaf in tree_leaves_with_path(tree)}
 
 
-def decoded(leaves: list[dict[str, Any]], template: Any) -> Any:
-    """The encoded pytree; numbers have the types of the template."""
+def decoded(leaves: Any, template: Any) -> Any:
+    """The encoded pytree; numbers have the types of the template.
+
+    Raises `CheckpointError` where the names are not those of the template.
+    """
 
     def read(leaf: dict[str, Any], like: Any) -> Any:
         array = np.frombuffer(base64.b64decode(leaf["bytes"]), leaf["dtype"])
         array = array.reshape(leaf["shape"])
         return array.copy() if isinstance(like, np.ndarray) else array.item()
 
-    likes, structure = jax.tree.flatten(template)
-    read_leaves = [read(leaf, like) for leaf, like in zip(leaves, likes, strict=True)]
-    return jax.tree.unflatten(structure, read_leaves)
+    likes = {keystr(path): like for path, like in tree_leaves_with_path(template)}
+    if not isinstance(leaves, dict) or leaves.keys() != likes.keys():
+        raise CheckpointError(
+            "directory: another version of toolkit wrote the search in it; search again in another"
+        )
+    read_leaves = [read(leaves[name], like) for name, like in likes.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), read_leaves)
