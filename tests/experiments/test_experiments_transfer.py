@@ -112,17 +112,19 @@ def test_what_the_page_on_searches_says_of_the_record():
     lines = read_runs(ROOT / "data/experiments/transfer.jsonl", experiment)
     results, large = results_of(lines, experiment), SIZES[-1]
     found = {rule: transfer.carried(results, rule, large) for rule in results_rules(results)}
-    assert max(len(losses) for rule, losses in found.items() if rule != transfer.SEARCH) == 2
-    assert found[MUP].mean() == pytest.approx(1.63, abs=0.005)
-    assert transfer.excess(results, MUP, large).mean() == 0
-    assert transfer.excess(results, STANDARD, large).mean() == pytest.approx(0.37, abs=0.005)
-    best = results.curves(TransferSetting(STANDARD, *large).label, LOSSES).mean(0).min()
-    assert best == pytest.approx(1.96, abs=0.005)
-    assert abs(found[transfer.COUPLED].mean() - found[MUP].mean()) < 0.02
-    assert found[MUP].mean() < found[transfer.LONG].mean() < found[STANDARD].mean()
-    assert found[transfer.SEARCH].mean() == pytest.approx(2.25, abs=0.005)
-    assert len(found[transfer.SEARCH]) == 5
-    assert {verdict.word for verdict in experiment.verdicts(results)} == {"not shown"}
+    assert {rule: len(x) for rule, x in found.items()} == {
+        MUP: 5, STANDARD: 5, transfer.LONG: 5, transfer.SEARCH: 5, transfer.COUPLED: 1,
+    }  # fmt: skip
+    assert found[MUP].mean() == pytest.approx(1.58, abs=0.005)
+    assert transfer.excess(results, MUP, large).max() == 0
+    assert transfer.excess(results, STANDARD, large).mean() == pytest.approx(0.40, abs=0.005)
+    assert transfer.excess(results, transfer.LONG, large).mean() == pytest.approx(0.18, abs=0.005)
+    best = transfer.losses_by_rate(results, STANDARD, large).mean(0)
+    assert np.nanmin(best) == pytest.approx(1.92, abs=0.006)
+    assert found[transfer.LONG].mean() == pytest.approx(1.87, abs=0.005)
+    assert found[transfer.SEARCH].mean() == pytest.approx(2.31, abs=0.005)
+    words = [verdict.word for verdict in experiment.verdicts(results)]
+    assert words == ["void", "not shown", "void", "seen", "void"]
     assert (SIZES[0], large) == ((64, 2), (512, 16))
 
 
