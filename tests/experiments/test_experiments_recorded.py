@@ -115,14 +115,12 @@ def test_what_the_page_of_results_says_of_words():
 def test_what_the_page_of_results_says_is_left_to_run():
     folder = RECORDED[0].parent
     transfer = load_experiment("transfer")
-    assert transfer.minutes == 50 * 60
+    assert transfer.minutes == 430
     runs = read_runs(folder / "transfer.jsonl", transfer)
-    counts = Counter(line["label"] for line in runs if line["label"].endswith(": 512 x 16"))
-    assert counts.pop("search: 512 x 16") == 5
-    assert {*counts.values()} == {1, 2}
-    labels = {line["label"] for line in runs}
-    assert not [x for x in labels if "hypersphere" in x or x.endswith((": 512 x 2", ": 64 x 16"))]
-    assert all("H100" in line["environment"]["device"] for line in runs)
+    counts = Counter(line["label"] for line in runs)
+    assert counts["muP, coupled: 512 x 16"] == 1
+    assert counts["hypersphere: 512 x 16"] == 0
+    assert not [label for label in counts if label.endswith(": 512 x 2")]
 
 
 def test_what_the_page_on_serving_says_of_the_record():
