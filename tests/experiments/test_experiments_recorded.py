@@ -47,7 +47,7 @@ def test_recorded_results_are_of_every_setting_with_provenance_and_verdicts_by_t
         assert verdict.seeds
         assert claim.seeds >= LEAST_SEEDS
         assert (verdict.interval is None) == (
-            verdict.seeds < claim.seeds or " commits, " in str(verdict)
+            verdict.seeds < claim.seeds or " to be run again on one" in str(verdict)
         )
         assert verdict.interval or verdict.word == "not shown"
 

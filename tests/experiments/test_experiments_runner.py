@@ -280,7 +280,8 @@ def test_a_record_is_shown_without_running(tmp_path, capsys):
 
 def test_a_record_takes_nothing_from_a_changed_tree(tmp_path, monkeypatch, capsys):
     def commit(name):
-        facts = {"device": "a core", "versions": {"jax": "1"}, "commit": name, "date": "2026-11-22"}
+        facts = {"device": "a core", "commit": name, "date": "2026-11-22"}
+        facts["versions"] = {"python": "3.12.1", "jax": "1"}
         monkeypatch.setattr(records, "environment", lambda: facts)
 
     monkeypatch.setattr(records, "RECORDS", tmp_path / "data")

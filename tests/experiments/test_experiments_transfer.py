@@ -123,6 +123,12 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert np.nanmin(best) == pytest.approx(1.92, abs=0.006)
     assert found[transfer.LONG].mean() == pytest.approx(1.87, abs=0.005)
     assert found[transfer.SEARCH].mean() == pytest.approx(2.31, abs=0.005)
+    assert [*transfer.excess(results, STANDARD, large)[[4, 3]]] == pytest.approx(
+        [0.23, 0.75], abs=0.005
+    )
+    for rule, loss in {STANDARD: 2.04, MUP: 1.72, transfer_rules.SPHERE: 1.70}.items():
+        assert transfer.excess(results, rule, (64, 16)).max() == 0
+        assert transfer.carried(results, rule, (64, 16)).mean() == pytest.approx(loss, abs=0.005)
     words = [verdict.word for verdict in experiment.verdicts(results)]
     assert words == ["void", "not shown", "void", "seen", "void"]
     assert (SIZES[0], large) == ((64, 2), (512, 16))

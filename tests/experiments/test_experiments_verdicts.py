@@ -1,9 +1,20 @@
 """The rule: which margins make a claim seen, contradicted, not shown; when it is void."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from toolkit.experiments import Claim, MissingResultError, Results, above, below, power
+from toolkit.experiments import (
+    Claim,
+    MissingResultError,
+    Results,
+    above,
+    below,
+    load_experiment,
+    power,
+)
+from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.verdicts import fails
 from toolkit.experiments.sparse.claims import CLAIMS, SEEDS_OF_ERROR
 
@@ -101,7 +112,21 @@ def test_runs_of_two_commits_give_no_verdict():
     assert verdict.word == "seen"
     mixed = Claim("c", above("loss", ["c"], ["a", "b"])).verdict(results)
     assert mixed.word == "not shown"
-    assert "from runs of 2 commits" in str(mixed)
+    assert "from runs of one and two, to be run again on one" in str(mixed)
+
+
+def test_runs_on_the_manuals_of_two_pythons_give_no_verdict():
+    experiment = load_experiment("parity")
+    path = Path(__file__).parents[2] / "data/experiments/parity.jsonl"
+    lines = read_runs(path, experiment)
+    verdicts = [experiment.verdicts(results_of(lines, experiment))]
+    for line in lines:
+        if line["seed"] == 3:
+            line["environment"]["versions"]["python"] = "3.12.0"
+    verdicts.append(experiment.verdicts(results_of(lines, experiment)))
+    words = [{verdict.word for verdict in found} for found in verdicts]
+    assert words == [{"seen"}, {"not shown"}]
+    assert "on Python 3.11 and " in str(verdicts[1][0])
 
 
 def test_three_seeds_are_said_to_be_three():

@@ -92,13 +92,19 @@ def results_of(
     """The outcomes of finished runs in the experiment's order; of `runs` only, if given."""
     wanted = None if runs is None else {(run.label, run.seed) for run in runs}
     outcomes: dict[str, dict[int, Any]] = {label: {} for label in experiment.settings}
-    commits: dict[str, dict[int, str]] = {label: {} for label in experiment.settings}
+    origins: dict[str, dict[int, str]] = {label: {} for label in experiment.settings}
     for line in lines:
         label, seed = line["label"], line["seed"]
         if label in outcomes and (wanted is None or (label, seed) in wanted):
             outcomes[label][seed] = line["outcome"]
-            commits[label][seed] = line["environment"]["commit"]
-    return Results({label: found for label, found in outcomes.items() if found}, commits)
+            origins[label][seed] = _origin(line["environment"])
+    return Results({label: found for label, found in outcomes.items() if found}, origins)
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    """The commit and the minor version of Python: texts to train on are those of its manual."""
+    version = ".".join(facts["versions"]["python"].split(".")[:2])
+    return f"{facts['commit']} on Python {version}"
 
 
 def is_changed(commit: str) -> bool:

@@ -21,8 +21,8 @@ class Results:
 
     Attributes:
         outcomes: label of the setting -> seed -> outcome.
-        commits: label -> seed -> the commit that it was run on, where that is known.
-        commits_read: of all runs whose numbers have been asked for.
+        origins: label -> seed -> the code and texts that it was run with, where that is known.
+        origins_read: of all runs whose numbers have been asked for.
 
     Example:
         >>> results = Results({"a": {0: {"accuracy": 0.5}, 1: {"accuracy": 1.0}}})
@@ -31,8 +31,8 @@ class Results:
     """
 
     outcomes: Mapping[str, Mapping[int, Outcome]]
-    commits: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    commits_read: set[str] = field(default_factory=set, compare=False)
+    origins: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    origins_read: set[str] = field(default_factory=set, compare=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -64,8 +64,8 @@ class Results:
     def _by_seed(self, label: str, name: str) -> dict[int, Any]:
         runs = self.outcomes.get(label, {})
         found = {seed: runs[seed][name] for seed in sorted(runs) if name in runs[seed]}
-        self.commits_read.update(self.commits.get(label, {}).get(seed, "") for seed in found)
-        self.commits_read.discard("")
+        self.origins_read.update(self.origins.get(label, {}).get(seed, "") for seed in found)
+        self.origins_read.discard("")
         if not found:
             raise MissingResultError(f"no finished run of {label!r} has {name!r}")
         return found

@@ -210,8 +210,10 @@ def _report(
     from toolkit.figures import style
 
     results = results_of(lines, experiment, runs)
-    facts = lines[-1]["environment"]
-    caption = f"{how}: {facts['device']}, jax {facts['versions']['jax']}, {facts['date'][:10]}"
+    facts = [line["environment"] for line in lines]
+    machines = dict.fromkeys(f"{x['device']}, jax {x['versions']['jax']}" for x in facts)
+    dates = sorted({x["date"][:10] for x in facts})
+    caption = f"{how}: {'; '.join(machines)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"
     print(f"\n{experiment.title}  ({caption})\n")
     print(experiment.report(results) if experiment.report else result_table(experiment, results))
     changed = [line["label"] for line in lines if is_changed(line["environment"]["commit"])]

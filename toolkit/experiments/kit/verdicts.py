@@ -10,6 +10,7 @@ at the smallest margin that matters, which the claim states:
     contradicted                  it lies below zero
     no difference that matters    it lies within the smallest margin on both sides of zero
     not shown                     anything else, fewer seeds than planned, runs of several commits
+                                  or Pythons, whose manuals are texts to train on
 
 More seeds narrow the interval, so the power never falls with their number, as it would if all seeds
 had to agree. Nothing is judged before all planned seeds are finished, and no seed is left out.
@@ -69,15 +70,15 @@ class Claim:
     def verdict(self, results: Results, claims: int = 1) -> "Verdict":
         """The verdict on the claim, by the rule of this module; `claims` share the runs."""
         # Anew: what a judge reads of it is noted.
-        results = Results(results.outcomes, results.commits)
+        results = Results(results.outcomes, results.origins)
         try:
             margins, numbers = self.judge(results)
         except MissingResultError as missing:
             margins, numbers = (), str(missing)
         margins = np.asarray(margins, float)
         word, found = "not shown", None
-        if (commits := len(results.commits_read)) > 1:
-            numbers = f"from runs of {commits} commits, to be run again on one; {numbers}"
+        if len(origins := sorted(results.origins_read)) > 1:
+            numbers = f"from runs of {' and '.join(origins)}, to be run again on one; {numbers}"
         elif len(margins) >= self.seeds and np.isfinite(margins).all():
             found = interval(margins, claims)
             word = self._word(*found)

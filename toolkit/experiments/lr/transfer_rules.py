@@ -91,6 +91,7 @@ def _weights(config: Any, key: Array) -> Any:
 
 
 def on_sphere(weight: Array, role: str, norm: Array) -> Array:
+    """A hidden weight at that Frobenius norm; other weights as they are."""
     return weight * norm / jnp.linalg.norm(weight) if role == "hidden" else weight
 
 
