@@ -129,6 +129,11 @@ def test_what_the_page_on_searches_says_of_the_record():
     for rule, loss in {STANDARD: 2.04, MUP: 1.72, transfer_rules.SPHERE: 1.70}.items():
         assert transfer.excess(results, rule, (64, 16)).max() == 0
         assert transfer.carried(results, rule, (64, 16)).mean() == pytest.approx(loss, abs=0.005)
+    # At the small size three rules are one: texts of two Pythons would tell them apart.
+    small = [transfer.losses_by_rate(results, rule, SIZES[0]) for rule in (MUP, transfer.COUPLED)]
+    np.testing.assert_allclose(*small, rtol=TOLERANCE)
+    coupled = found[transfer.COUPLED]
+    assert [coupled[0], found[MUP][0]] == pytest.approx([1.582, 1.584], abs=5e-4)
     words = [verdict.word for verdict in experiment.verdicts(results)]
     assert words == ["void", "not shown", "void", "seen", "void"]
     assert (SIZES[0], large) == ((64, 2), (512, 16))
