@@ -11,7 +11,7 @@ import pytest
 from toolkit.experiments import load_experiment, transfer
 from toolkit.experiments.kit.experiment import Workspace
 from toolkit.experiments.kit.records import read_runs, results_of
-from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.lr import transfer_rules
 from toolkit.experiments.transfer import (
     LOSSES,
@@ -72,6 +72,17 @@ def test_rates_that_a_seed_did_not_try_are_no_best():
     assert "*" in transfer.report(results).splitlines()[2]
 
 
+def test_one_rate_alone_has_no_excess():
+    results = made_up(standard_moves_by=2)
+    runs = results.outcomes[TransferSetting(MUP, *SIZES[-1]).label]
+    for seed, run in runs.items():
+        runs[seed] = {LOSSES: [run[LOSSES][5]], PLACES: [5]}
+    with pytest.raises(MissingResultError, match="no other rate of muP at 512 x 16"):
+        transfer.excess(results, MUP, SIZES[-1])
+    assert transfer.report(results).splitlines()[4].split()[-1] == "1.020"  # carried, and no more
+    assert load_experiment("transfer").verdicts(results)[0].word == "not shown"
+
+
 def test_no_claim_is_judged_where_all_rules_end_alike():
     """The controls: the usual parametrisation must lose."""
     alike = {}
@@ -81,7 +92,7 @@ def test_no_claim_is_judged_where_all_rules_end_alike():
             run = {LOSSES: losses, transfer.LOSS: min(losses)}
             alike[TransferSetting(rule, *size).label] = dict.fromkeys(range(5), run)
     verdicts = load_experiment("transfer").verdicts(Results(alike))
-    assert [verdict.word for verdict in verdicts] == ["void"] * 5
+    assert [verdict.word for verdict in verdicts] == ["void"] * 6
 
 
 def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():
@@ -135,7 +146,7 @@ def test_what_the_page_on_searches_says_of_the_record():
     coupled = found[transfer.COUPLED]
     assert [coupled[0], found[MUP][0]] == pytest.approx([1.582, 1.584], abs=5e-4)
     words = [verdict.word for verdict in experiment.verdicts(results)]
-    assert words == ["void", "not shown", "void", "seen", "void"]
+    assert words == ["void", "not shown", "void", "seen", "void", "not shown"]
     assert (SIZES[0], large) == ((64, 2), (512, 16))
 
 
