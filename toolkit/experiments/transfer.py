@@ -143,9 +143,7 @@ def best_of(losses: np.ndarray) -> int:
 def excess(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
     """What the rate tuned on the small model costs on this one, seed by seed, in nats.
 
-    Raises:
-        MissingResultError: where no other rate was tried, which would make it 0.
-    """
+    Refused (`MissingResultError`) where no other rate was tried, which would make it 0."""
     tuned = best_of(losses_by_rate(results, rule, SIZES[0]))
     losses = losses_by_rate(results, rule, size)
     if np.isfinite(losses.mean(0)).sum() < 2:
