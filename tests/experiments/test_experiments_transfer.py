@@ -95,6 +95,11 @@ def test_no_claim_is_judged_where_all_rules_end_alike():
     assert [verdict.word for verdict in verdicts] == ["void"] * 6
 
 
+def test_two_processes_may_divide_the_seeds():
+    """Each is trained alone, so that a process holds no others."""
+    assert load_experiment("transfer").seeds_together == 1
+
+
 def test_a_step_on_the_sphere_turns_a_matrix_by_the_rate():
     key = jax.random.key(0)
     weights = {"w": jax.random.normal(key, (8, 8)), "b": jnp.ones(8)}

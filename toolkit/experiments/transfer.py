@@ -29,7 +29,7 @@ import numpy as np
 from toolkit.experiments.kit.chart import LOOKS, caption_below
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import MissingResultError, Results
-from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Margins, fails, judging
+from toolkit.experiments.kit.verdicts import Claim, Margins, fails, judging
 from toolkit.experiments.lr.transfer_rules import (
     COUPLED,
     LONG,
@@ -292,5 +292,4 @@ EXPERIMENT = Experiment(
     minutes=300,
     work=_work,
     report=report,
-    seeds_together=LEAST_SEEDS,
 )
