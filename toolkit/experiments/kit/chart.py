@@ -58,5 +58,5 @@ def draw_bar(axes: Axes, place: float, samples: list[float], look: Look, width: 
 
 
 def caption_below(figure: Figure, text: str) -> None:
-    """One line below the axes: the meaning of the marks and the origin of the numbers."""
-    figure.text(0.01, 0.02, text, color=FAINT, fontsize=9)
+    """Below the axes, as wide as the figure: what marks mean and where the numbers come from."""
+    figure.text(0.01, 0.02, text, color=FAINT, fontsize=9, wrap=True)

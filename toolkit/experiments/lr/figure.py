@@ -52,8 +52,10 @@ def draw(found: Sequence[Cell], caption: str) -> Figure:
         axes.set_title(name)
         axes.set_yticks(range(len(methods)), methods if not column else [""] * len(methods))
     fullest = max(figure.axes, key=lambda axes: len(axes.get_legend_handles_labels()[0]))
-    if fullest.get_legend_handles_labels()[0]:
-        fullest.legend(loc="lower right", title="budget", frameon=True)
+    if (named := fullest.get_legend_handles_labels())[0]:
+        # In a panel it would cover points of the last methods.
+        beside_profile = (figure.subplotpars.right, figure.subplotpars.bottom)
+        figure.legend(*named, loc="lower right", bbox_to_anchor=beside_profile, title="budget")
     _draw_profile(figure.add_subplot(grid[1, : max(3 * len(workloads) // 4, 1)]), found)
     note = "Above: paired difference of test losses to linear decay tuned by an oracle, 95 % "
     note += (
