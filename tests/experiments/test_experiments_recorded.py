@@ -12,6 +12,7 @@ from toolkit.cli import commands as cli
 from toolkit.experiments import load_experiment, power
 from toolkit.experiments.kit.records import is_changed, read_runs, results_of
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
+from toolkit.experiments.lr.transfer_rules import RULES
 from toolkit.experiments.words import LONGER
 
 WORDS = "seen|contradicted|no difference that matters|not shown|void"
@@ -118,9 +119,10 @@ def test_what_the_page_of_results_says_is_left_to_run():
     assert transfer.minutes == 300
     runs = read_runs(folder / "transfer.jsonl", transfer)
     counts = Counter(line["label"] for line in runs)
-    assert counts["muP, coupled: 512 x 16"] == 1
-    assert counts["hypersphere: 512 x 16"] == 0
-    assert not [label for label in counts if label.endswith(": 512 x 2")]
+    assert [counts[f"{rule}: 512 x 2"] for rule in RULES] == [1, 1, 0, 0, 0]
+    without = {rule for rule in RULES if not counts[f"{rule}: 64 x 16"]}
+    assert without == {"long warm-up", "muP, coupled"}
+    assert not [rule for rule in RULES if counts[f"{rule}: 512 x 16"] < 5]
 
 
 def test_what_the_page_on_serving_says_of_the_record():

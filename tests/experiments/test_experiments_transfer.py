@@ -128,9 +128,8 @@ def test_what_the_page_on_searches_says_of_the_record():
     lines = read_runs(ROOT / "data/experiments/transfer.jsonl", experiment)
     results, large = results_of(lines, experiment), SIZES[-1]
     found = {rule: transfer.carried(results, rule, large) for rule in results_rules(results)}
-    assert {rule: len(x) for rule, x in found.items()} == {
-        MUP: 5, STANDARD: 5, transfer.LONG: 5, transfer.SEARCH: 5, transfer.COUPLED: 1,
-    }  # fmt: skip
+    assert found.keys() == {*transfer.RULES, transfer.SEARCH}
+    assert {len(losses) for losses in found.values()} == {5}
     assert found[MUP].mean() == pytest.approx(1.58, abs=0.005)
     assert transfer.excess(results, MUP, large).max() == 0
     assert transfer.excess(results, STANDARD, large).mean() == pytest.approx(0.40, abs=0.005)
@@ -149,8 +148,22 @@ def test_what_the_page_on_searches_says_of_the_record():
     small = [transfer.losses_by_rate(results, rule, SIZES[0]) for rule in (MUP, transfer.COUPLED)]
     np.testing.assert_allclose(*small, rtol=TOLERANCE)
     coupled = found[transfer.COUPLED]
-    assert [coupled[0], found[MUP][0]] == pytest.approx([1.582, 1.584], abs=5e-4)
-    words = [verdict.word for verdict in experiment.verdicts(results)]
+    assert [coupled.mean(), found[MUP].mean()] == pytest.approx([1.563, 1.578], abs=5e-4)
+    assert (coupled < found[MUP]).all()
+    verdicts = experiment.verdicts(results)
+    assert verdicts[1].interval == pytest.approx((-0.031, 0.001), abs=6e-4)
+    sphere = transfer_rules.SPHERE
+    assert min(found, key=lambda rule: found[rule].mean()) == sphere
+    assert found[sphere].mean() == pytest.approx(1.46, abs=0.005)
+    small = [transfer.carried(results, rule, SIZES[0]).mean() for rule in (sphere, MUP)]
+    assert small == pytest.approx([1.90, 1.89], abs=0.005)
+    costs = [transfer._work(TransferSetting(rule, *large)) / tried
+             for rule, tried in ((sphere, 1), (MUP, 3))]  # fmt: skip
+    assert costs[0] / costs[1] == pytest.approx(5.5, abs=0.05)
+    for rule, loss, lost in ((MUP, 1.60, 0), (STANDARD, 1.94, 0.22)):
+        assert transfer.carried(results, rule, SIZES[1]) == pytest.approx([loss], abs=0.005)
+        assert transfer.excess(results, rule, SIZES[1]) == pytest.approx([lost], abs=0.005)
+    words = [verdict.word for verdict in verdicts]
     assert words == ["void", "not shown", "void", "seen", "void", "not shown"]
     assert (SIZES[0], large) == ((64, 2), (512, 16))
 
