@@ -57,7 +57,7 @@ TRIED = {
     (COUPLED, SIZES[-1]): (4, 5, 6),
     (STANDARD, SIZES[-1]): (2, 5),
     (LONG, SIZES[-1]): (3, 5),
-    (SPHERE, SIZES[-1]): (5,),  # its steps cost 3.5 times a gradient: none but the carried rate
+    (SPHERE, SIZES[-1]): (5,),  # a step costs 5.5 times a gradient: the carried rate alone
     # At the large width alone, the rates at and below that one; two rules try all.
     (SPHERE, SIZES[1]): (4, 5, 6),
     (COUPLED, SIZES[1]): (4, 5, 6),
