@@ -57,7 +57,7 @@ TRIED = {
     (COUPLED, SIZES[-1]): (4, 5, 6),
     (STANDARD, SIZES[-1]): (2, 5),
     (LONG, SIZES[-1]): (3, 5),
-    (SPHERE, SIZES[-1]): (5,),  # a step costs 5.5 times a gradient: the carried rate alone
+    (SPHERE, SIZES[-1]): (5,),  # a step costs 5.5 times a gradient: its neighbours run apart
     # At the large width alone, the rates at and below that one; two rules try all.
     (SPHERE, SIZES[1]): (4, 5, 6),
     (COUPLED, SIZES[1]): (4, 5, 6),
@@ -79,6 +79,28 @@ class TransferSetting:
         """As in tables and records."""
         return f"{self.rule}: {self.width} x {self.layers}"
 
+    @property
+    def places(self) -> Sequence[int]:
+        """Of the rates tried, in `RATES`."""
+        return TRIED.get((self.rule, (self.width, self.layers)), range(len(RATES)))
+
+
+@dataclass(frozen=True)
+class OneRateSetting(TransferSetting):
+    """A rule on a model at one rate beside those of `TRIED`, which a run of its own can afford."""
+
+    place: int = 0
+
+    @property
+    def label(self) -> str:
+        """As in tables and records."""
+        return f"{super().label}, rate {RATES[self.place]:.3g}"
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Of the rate tried, in `RATES`."""
+        return (self.place,)
+
 
 def execute(setting: TransferSetting, seed: int, workspace: Workspace) -> dict[str, Any]:
     """Losses on held-out text, of the rates tried in one program; or of the searched one."""
@@ -97,7 +119,7 @@ def execute(setting: TransferSetting, seed: int, workspace: Workspace) -> dict[s
         lane = jax.tree.map(lambda leaf: leaf[None, None], found.progress.state)
         return {LOSS: float(trainer.evaluate(lane, problem.test)[0, 0])}
     warmup = round((LONG_WARMUP if setting.rule == LONG else WARMUP) * steps)
-    places = _tried(setting)
+    places = setting.places
     rates = np.take(RATES, places)
     table = np.multiply.outer(rates, shape_rates("linear", steps, warmup)).astype(np.float32)
     lanes = trainer.init([seed], len(rates))
@@ -116,22 +138,20 @@ def _work(setting: TransferSetting) -> float:
     a_step = setting.width**2 * setting.layers
     if setting.rule == SPHERE:
         a_step *= 1 + setting.width / 114
-    rates = 1 if setting.rule == SEARCH else len(_tried(setting))
+    rates = 1 if setting.rule == SEARCH else len(setting.places)
     return a_step * setting.steps * rates
 
 
-def _tried(setting: TransferSetting) -> Sequence[int]:
-    """Places in `RATES`."""
-    return TRIED.get((setting.rule, (setting.width, setting.layers)), range(len(RATES)))
-
-
 def losses_by_rate(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
-    """Losses [seeds, rates], NaN for those not tried."""
+    """Losses [seeds, rates], NaN for those not tried; rates that ran apart beside the others."""
     label = TransferSetting(rule, *size).label
     rows = np.full((len(results.samples(label, LOSSES)), len(RATES)), np.nan)
-    for row, (_, outcome) in zip(rows, sorted(results.outcomes[label].items()), strict=True):
-        # Runs of all rates do not say which.
-        row[np.asarray(outcome.get(PLACES, range(len(RATES))), int)] = outcome[LOSSES]
+    beside = [OneRateSetting(rule, *size, place=place).label for place in range(len(RATES))]
+    for row, seed in zip(rows, sorted(results.outcomes[label]), strict=True):
+        for name in (label, *beside):
+            if outcome := results.outcomes.get(name, {}).get(seed):
+                # Runs of all rates do not say which.
+                row[np.asarray(outcome.get(PLACES, range(len(RATES))), int)] = outcome[LOSSES]
     return rows
 
 
@@ -242,6 +262,7 @@ def draw(results: Results, caption: str) -> Any:
 
 
 _SETTINGS = [TransferSetting(rule, *size) for size in SIZES for rule in RULES]
+_SETTINGS += [OneRateSetting(SPHERE, *SIZES[-1], place=place) for place in (4, 6)]
 _SETTINGS.append(TransferSetting(SEARCH, *SIZES[-1]))
 
 
