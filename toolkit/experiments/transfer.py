@@ -262,7 +262,7 @@ def draw(results: Results, caption: str) -> Any:
 
 
 _SETTINGS = [TransferSetting(rule, *size) for size in SIZES for rule in RULES]
-_SETTINGS += [OneRateSetting(SPHERE, *SIZES[-1], place=place) for place in (4, 6)]
+_SETTINGS += [OneRateSetting(SPHERE, *SIZES[-1], place=place) for place in (4, 6, 7)]
 _SETTINGS.append(TransferSetting(SEARCH, *SIZES[-1]))
 
 
