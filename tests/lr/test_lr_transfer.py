@@ -1,5 +1,7 @@
 """Transfer of rates: the published table, the coordinate check, and usual rates that fail it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,10 +102,69 @@ def test_factors_are_those_of_the_table():
     # The transposed tree of torch gives the same.
     turned = [{"up": jnp.ones(shape[::-1])} for shape in shapes["up"]]
     assert transfer(*turned, width=4, input_axis="last").rates == {"up": 1 / 4}
-    turned = [{"head": jnp.ones((100, n)), "embedding": jnp.ones((n, 100))} for n in (8, 32)]
-    assert transfer(*turned, width=4, input_axis="last").roles == {
-        "head": "output", "embedding": "input",
+
+
+def torch_tree(width):
+    """Weights [output, input], but an embedding [vocabulary, width], as torch has them."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(width)
+    parts = torch.nn.ModuleDict({
+        "wte": torch.nn.Embedding(100, width),
+        "wpe": torch.nn.Embedding(16, width),
+        "blocks": torch.nn.ModuleList([torch.nn.Linear(width, 4 * width) for _ in range(2)]),
+        "head": torch.nn.Linear(width, 100),
+    })  # fmt: skip
+    return {name: jnp.asarray(w.detach().numpy()) for name, w in parts.named_parameters()}
+
+
+TORCH = {"wte.weight": "input", "wpe.weight": "input", "head.weight": "output"}
+
+
+def test_an_embedding_of_torch_is_told_from_a_head_by_name():
+    trees = torch_tree(8), torch_tree(32)
+    moved = transfer(*trees, width=4, input_axis="last", roles=TORCH)
+    wanted = dict.fromkeys(trees[0], "input") | {"head.weight": "output", "head.bias": "fixed"}
+    wanted |= {f"blocks.{number}.weight": "hidden" for number in range(2)}
+    assert moved.roles == wanted
+    assert {name for name, rate in moved.rates.items() if rate == 1 / 4} == {
+        "head.weight", "blocks.0.weight", "blocks.1.weight",
     }  # fmt: skip
+    resized = transferred_weights(*trees, input_axis="last", roles=TORCH)
+    deviations = {name: float(jnp.std(resized[name]) / jnp.std(trees[0][name])) for name in TORCH}
+    assert deviations == pytest.approx(
+        {"wte.weight": 1, "wpe.weight": 1, "head.weight": 1 / 4}, rel=0.05
+    )
+    for name in TORCH:
+        rest = {other: role for other, role in TORCH.items() if other != name}
+        for call in (functools.partial(transfer, width=4), transferred_weights):
+            with pytest.raises(ValueError, match=f"roles: {name} may be embedding or head; wanted"):
+                call(*trees, input_axis="last", roles=rest)
+
+
+def test_a_role_is_of_all_weights_whose_path_ends_so_and_the_longest_end_decides():
+    def tree(width):
+        layer = {"router": {"kernel": jnp.ones((width, 4))}}
+        return {"layers": [layer, layer], "my_router": {"kernel": jnp.ones((width, 4))}}
+
+    roles = {"layers/1/router/kernel": "output", "router/kernel": "input"}
+    for given in (roles, dict(reversed(roles.items()))):
+        moved = transfer(tree(8), tree(32), width=4, roles=given).roles
+        first, second = moved["layers"]
+        assert first["router"] == {"kernel": "input"}
+        assert second["router"] == moved["my_router"] == {"kernel": "output"}
+
+
+def test_the_role_is_that_of_the_weights_own_name_not_of_its_modules():
+    sizes = (8, 32)
+    trees = [{name: {"kernel": jnp.ones((n, 3))} for name in ("log_scale", "bias")} for n in sizes]
+    moved = transfer(*trees, width=4)
+    assert moved.roles == {name: {"kernel": "output"} for name in ("log_scale", "bias")}
+    trees = [{"upscale": jnp.ones((n, 3)), "q_bias": jnp.ones((n, 3))} for n in sizes]
+    assert transfer(*trees, width=4).roles == {"upscale": "output", "q_bias": "input"}
+    # In the state of a module of flax the last name is that of the variable's value.
+    states = [nnx.state(nnx.LinearGeneral(6, (n, 3), rngs=nnx.Rngs(0)), nnx.Param) for n in sizes]
+    paths = jax.tree_util.tree_leaves_with_path(transfer(*states, width=4).roles)
+    assert {path[0].key: role for path, role in paths} == {"bias": "input", "kernel": "output"}
 
 
 def test_batch_horizon_and_depth():
@@ -185,6 +246,18 @@ def test_the_picture_names_every_slope():
         (lambda: transfer(jnp.ones((2, 2)), jnp.ones(4), width=2), "has 2 axes, in large it has 1"),
         (lambda: transfer(jnp.ones((2, 2, 2)), jnp.ones((4, 4, 4)), width=2), "3 axes of"),
         (lambda: transfer(jnp.ones(2), jnp.ones(4), width=2, tokens=0), "tokens: got 0"),
+        (
+            lambda: transfer(jnp.ones(2), jnp.ones(4), width=2, depth=2, optimizer="sgd"),
+            "depth: got 2 with 'sgd', wanted 1, or 'adam' or 'muon'",
+        ),
+        (
+            lambda: transfer(*[{"w": jnp.ones(2)}] * 2, width=1, roles={"v": "input"}),
+            r"roles: 'v' is 'input', wanted input or output of \['w'\]",
+        ),
+        (
+            lambda: transfer(*[{"w": jnp.ones(2)}] * 2, width=1, roles={"w": "hidden"}),
+            "roles: 'w' is 'hidden', wanted input or output of ",
+        ),
         (lambda: coordinate_check(network, [64]), "widths: got"),
         (lambda: coordinate_check(network, [32, 64], steps=0), "steps must be at least 1; got 0"),
         (lambda: coordinate_check(network, [32, 64], steps=10**12), "steps must be below"),

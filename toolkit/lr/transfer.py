@@ -22,6 +22,7 @@ then moves every activation as far as it did in the small model, which `coordina
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,9 +33,10 @@ import optax
 from toolkit._checks import checked
 
 HORIZON = 0.32  # of the rate in the number of tokens, fitted by Bjorck et al.
-VECTORS = ("bias", "scale")  # names of inputs whose last axis may stay, such as [heads, size]
+VECTORS = ("/bias", "_bias", "/scale", "_scale")  # inputs whose last axis may stay: [heads, size]
 Optimizer = Literal["adam", "sgd", "muon"]
 Axis = Literal["first", "last"]
+Roles = Mapping[str, Literal["input", "output"]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Transfer:
             `optax.multi_transform`.
         rates: factor of each weight's learning rate.
         decays: factor of each weight's decay where the decay is multiplied by the rate.
-        epsilon: factor of Adam's epsilon.
+        epsilon: factor of Adam's epsilon in sub-layers; 1 / width is that of embeddings and heads,
+            whose gradients do not fall with the depth (the authors' code has this one for all).
         logits: factor of the logits of a head that lies as the embedding, [vocabulary, width];
             1 is right for a head [width, vocabulary], whose weights change instead.
         residual: factor of what a sub-layer adds to the residual stream.
@@ -87,7 +90,7 @@ class Transfer:
 def transfer(
     small: Any, large: Any, *,
     width: float, depth: float = 1.0, batch: float = 1.0, tokens: float = 1.0,
-    optimizer: Optimizer = "adam", input_axis: Axis = "first",
+    optimizer: Optimizer = "adam", input_axis: Axis = "first", roles: Roles | None = None,
 ) -> Transfer:  # fmt: skip
     r"""Factors that carry the rate of a small model over to a large one.
 
@@ -121,10 +124,13 @@ def transfer(
         optimizer: "adam", "sgd" or "muon"; the last as in `optax.contrib`, with Adam for all but
             hidden weights of two axes.
         input_axis: where the input of a weight stands: "first" as in flax, or "last" as in torch.
+        roles: "input" or "output" by path, as "head/weight", or by the end of the paths of several
+            weights; the longest decides. All axes of theirs that grow are outputs, or inputs.
 
     Raises:
         ValueError: where the trees differ in more than sizes, more than two axes of a weight grow,
-            or none grows by `width`.
+            or none grows by `width`; for roles of no weight, or none of what in torch may be an
+            embedding or a head; for a `depth` with "sgd": it changes the rate in sub-layers alone.
 
     Source: Yang and Hu, "Tensor Programs V" (arXiv:2203.03466), table 8; for Muon, Yang, Simon and
         Bernstein, "A Spectral Condition for Feature Learning" (arXiv:2310.17813); for depth, Dey et
@@ -139,22 +145,17 @@ def transfer(
     for name, growth in {"width": width, "depth": depth, "batch": batch, "tokens": tokens}.items():
         if not 0 < growth < math.inf:
             raise ValueError(f"{name}: got {growth}, wanted a positive number")
-    leaves, tree = jax.tree_util.tree_flatten_with_path(large)
-    before, tree_before = jax.tree.flatten(small)
-    if tree != tree_before:
-        raise ValueError("small: its tree differs from that of large; give it the large depth")
-    shapes = [(path, a.shape, b.shape) for a, (path, b) in zip(before, leaves, strict=True)]
-    grown = [_growth(path, old, new, input_axis) for path, old, new in shapes]
-    every = sorted({growth for pair in grown for growth in pair} - {1.0})
+    if depth != 1 and optimizer == "sgd":
+        raise ValueError(f"depth: got {depth:g} with 'sgd', wanted 1, or 'adam' or 'muon'")
+    leaves, tree = _grown(small, large, input_axis, roles or {})
+    every = sorted({growth for pair, *_ in leaves for growth in pair} - {1.0})
     if width != 1 and not any(math.isclose(width, growth) for growth in every):
         shown = ", ".join(f"{growth:g}" for growth in every) or "1"
         raise ValueError(f"width: nothing grows by {width:g}; axes grow by {shown}")
-    rates = [
-        _rate(optimizer, pair, old, new) for pair, (_, old, new) in zip(grown, shapes, strict=True)
-    ]
+    rates = [_rate(optimizer, pair, old.shape, new.shape) for pair, old, new in leaves]
     common = batch ** (1.0 if optimizer == "sgd" else 0.5) * tokens**-HORIZON
     return Transfer(
-        tree.unflatten([_role(pair) for pair in grown]),
+        tree.unflatten([_role(pair) for pair, *_ in leaves]),
         tree.unflatten([rate * common for rate in rates]),
         tree.unflatten([1 / rate for rate in rates]),
         epsilon=1 / (width * depth),
@@ -164,7 +165,9 @@ def transfer(
 
 
 @checked
-def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -> Any:
+def transferred_weights(
+    small: Any, large: Any, *, input_axis: Axis = "first", roles: Roles | None = None
+) -> Any:
     """The initial weights of a large model, resized as those of a small one ask.
 
         rms(w) = rms(small w) times 1 for inputs, m_in^-1/2 for hidden, m_in^-1 for output weights
@@ -173,6 +176,7 @@ def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -
         small: initial weights of the small model, as for `transfer`.
         large: initial weights of the large model, the same tree.
         input_axis: as in `transfer`.
+        roles: as in `transfer`.
 
     Returns:
         `large`, each array of at least two axes times a number; zeros and arrays of one axis, which
@@ -187,8 +191,7 @@ def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -
         0.5
     """
 
-    def resized(path: Any, old: Any, new: Any) -> Any:
-        pair = _growth(path, old.shape, new.shape, input_axis)
+    def resized(pair: tuple[float, float], old: Any, new: Any) -> Any:
         if new.ndim < 2:
             return new
         power = {"hidden": -0.5, "output": -1.0}.get(_role(pair), 0.0)
@@ -196,14 +199,33 @@ def transferred_weights(small: Any, large: Any, *, input_axis: Axis = "first") -
         factor = jnp.where(found > 0, wanted / found, 1) * pair[0] ** power
         return (new * factor).astype(new.dtype)
 
-    return jax.tree_util.tree_map_with_path(resized, small, large)
+    leaves, tree = _grown(small, large, input_axis, roles or {})
+    return tree.unflatten([resized(*leaf) for leaf in leaves])
+
+
+def _grown(small: Any, large: Any, input_axis: Axis, roles: Roles) -> tuple[list, Any]:
+    """Of each weight its growth, the small one and the large one; and the structure of the tree."""
+    leaves, tree = jax.tree_util.tree_flatten_with_path(large)
+    before, tree_before = jax.tree.flatten(small)
+    if tree != tree_before:
+        raise ValueError("small: its tree differs from that of large; give it the large depth")
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    given = {}
+    for end in sorted(roles, key=len):
+        named = [name for name in names if f"/{name}".endswith(f"/{end}")]
+        if not named or roles[end] not in ("input", "output"):
+            raise ValueError(f"roles: {end!r} is {roles[end]!r}, wanted input or output of {names}")
+        given |= dict.fromkeys(named, roles[end])
+    return [
+        (_growth(name, old.shape, new.shape, input_axis, given.get(name)), old, new)
+        for name, old, (_, new) in zip(names, before, leaves, strict=True)
+    ], tree
 
 
 def _growth(
-    path: Any, old: tuple[int, ...], new: tuple[int, ...], input_axis: Axis
+    name: str, old: tuple[int, ...], new: tuple[int, ...], input_axis: Axis, role: str | None
 ) -> tuple[float, float]:
     """Of the input and of the output; 1 for one that stays or is not there."""
-    name = jax.tree_util.keystr(path)
     if len(old) != len(new):
         raise ValueError(f"small: {name} has {len(old)} axes, in large it has {len(new)}")
     axes = [axis for axis in range(len(old)) if old[axis] != new[axis]]
@@ -213,12 +235,15 @@ def _growth(
             "most an input and an output, so that layers and experts are as many in both"
         )
     growths = [new[axis] / old[axis] for axis in axes]
-    if len(axes) < 2:
-        is_vector = len(old) < 2 or any(word in name for word in VECTORS)
-        is_last = bool(axes) and axes[0] == len(old) - 1
-        is_output = is_vector or is_last == (input_axis == "first")
-        (growth,) = growths or [1.0]
-        return (1.0, growth) if is_output else (growth, 1.0)
+    if role or len(axes) < 2:
+        # A state of flax.nnx has the array of a weight as its `value`.
+        is_vector = len(old) < 2 or f"/{name}".removesuffix("/value").endswith(VECTORS)
+        is_last = axes == [len(old) - 1]
+        if is_last and input_axis == "last" and not (is_vector or role):
+            raise ValueError(f"roles: {name} may be embedding or head; wanted 'input' or 'output'")
+        is_input = role == "input" if role else is_vector or is_last == (input_axis == "first")
+        growth = math.prod(growths)
+        return (1.0, growth) if is_input else (growth, 1.0)
     into, out = growths if input_axis == "first" else growths[::-1]
     return into, out
 
