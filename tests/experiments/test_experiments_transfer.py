@@ -12,6 +12,7 @@ from toolkit.experiments import load_experiment, transfer
 from toolkit.experiments.kit.experiment import Workspace
 from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import MissingResultError, Results
+from toolkit.experiments.kit.verdicts import Claim
 from toolkit.experiments.lr import transfer_rules
 from toolkit.experiments.transfer import (
     LOSSES,
@@ -19,7 +20,9 @@ from toolkit.experiments.transfer import (
     PLACES,
     RATES,
     SIZES,
+    SPHERE,
     STANDARD,
+    OneRateSetting,
     TransferSetting,
 )
 from toolkit.lr import transfer as factors
@@ -56,6 +59,36 @@ def test_the_excess_is_what_the_small_models_rate_costs_and_the_control_must_los
     assert load_experiment("transfer").verdicts(few)[0].word == "not shown"
     margins, _ = transfer._ends_lower(MUP, STANDARD)(few)
     assert margins == pytest.approx(np.full(4, 0.4))  # as many as both have, paired by seed
+
+
+def test_carried_rates_are_paired_by_seed():
+    results = made_up(standard_moves_by=2)
+    rival = results.outcomes[TransferSetting(STANDARD, *SIZES[-1]).label]
+    own = results.outcomes[TransferSetting(MUP, *SIZES[-1]).label]
+    own[5] = {LOSSES: parabola(5, floor=9.0)}
+    del own[0]
+    margins, words = transfer._ends_lower(MUP, STANDARD)(results)
+    assert margins == pytest.approx(np.full(4, 0.4))
+    assert words == "loss at the carried rate: muP 1.025, standard 1.425"
+    for seed in (1, 2, 3, 4):
+        del rival[seed]
+    with pytest.raises(MissingResultError, match="no seed has both muP and standard"):
+        transfer._ends_lower(MUP, STANDARD)(results)
+
+
+def test_rates_that_ran_apart_are_of_the_commit_of_the_others():
+    apart = OneRateSetting(SPHERE, *SIZES[-1], place=4).label
+    outcomes = {
+        TransferSetting(SPHERE, *SIZES[0]).label: {LOSSES: parabola(5)},
+        TransferSetting(SPHERE, *SIZES[-1]).label: {LOSSES: [1.0], PLACES: [5]},
+        apart: {LOSSES: [1.2], PLACES: [4]},
+    }
+    outcomes = {label: dict.fromkeys(range(5), run) for label, run in outcomes.items()}
+    claim = Claim("it costs little", transfer._costs_little(SPHERE))
+    for commit, word in (("one", "seen"), ("two", "not shown")):
+        commits = {label: dict.fromkeys(range(5), "one") for label in outcomes}
+        commits[apart] = dict.fromkeys(range(5), commit)
+        assert claim.verdict(Results(outcomes, commits)).word == word
 
 
 def test_rates_that_a_seed_did_not_try_are_no_best():

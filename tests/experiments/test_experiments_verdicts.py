@@ -113,6 +113,29 @@ def test_runs_of_two_commits_give_no_verdict():
     mixed = Claim("c", above("loss", ["c"], ["a", "b"])).verdict(results)
     assert mixed.word == "not shown"
     assert "from runs of one and two, to be run again on one" in str(mixed)
+    # Nor may a control be of another commit than its claim.
+    for commit, word in (("one", "seen"), ("two", "not shown")):
+        commits["c"] = dict.fromkeys(range(5), commit)
+        control = fails(below("loss", ["c"], 2.5))
+        claim = Claim("a", below("loss", ["a"], ["b"]), control=control)
+        assert claim.verdict(Results(outcomes, commits)).word == word
+
+
+@pytest.mark.parametrize("left_out", ["a", "b", "c"])
+def test_a_seed_left_out_gives_no_verdict(left_out):
+    outcomes = {
+        label: {seed: {"loss": loss + 0.01 * seed} for seed in range(7)}
+        for label, loss in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("another", 4.0))
+    }
+    control = fails(below("loss", ["c"], 2.5))
+    claim = Claim("a", below("loss", ["a"], ["b"]), control=control)
+    del outcomes["another"][2]  # which the claim does not look at
+    del outcomes[left_out][6]  # as while it runs
+    assert claim.verdict(Results(outcomes)).word == "seen"
+    del outcomes[left_out][3]
+    verdict = claim.verdict(Results(outcomes))
+    assert verdict.word == "not shown"
+    assert f"{left_out} lacks seed 3; loss: a" in str(verdict)
 
 
 def test_runs_on_the_manuals_of_two_pythons_give_no_verdict():

@@ -145,14 +145,15 @@ def _work(setting: TransferSetting) -> float:
 def losses_by_rate(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
     """Losses [seeds, rates], NaN for those not tried; rates that ran apart beside the others."""
     label = TransferSetting(rule, *size).label
-    rows = np.full((len(results.samples(label, LOSSES)), len(RATES)), np.nan)
+    rows = {seed: np.full(len(RATES), np.nan) for seed in results.by_seed(label, LOSSES)}
     beside = [OneRateSetting(rule, *size, place=place).label for place in range(len(RATES))]
-    for row, seed in zip(rows, sorted(results.outcomes[label]), strict=True):
-        for name in (label, *beside):
-            if outcome := results.outcomes.get(name, {}).get(seed):
+    for name in filter(results.labels.__contains__, (label, *beside)):
+        for seed, losses in results.by_seed(name, LOSSES).items():
+            if seed in rows:
                 # Runs of all rates do not say which.
-                row[np.asarray(outcome.get(PLACES, range(len(RATES))), int)] = outcome[LOSSES]
-    return rows
+                places = results.outcomes[name][seed].get(PLACES, range(len(RATES)))
+                rows[seed][np.asarray(places, int)] = losses
+    return np.array(list(rows.values()))
 
 
 def best_of(losses: np.ndarray) -> int:
@@ -173,10 +174,16 @@ def excess(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
 
 def carried(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
     """Losses at the rate tuned on the small model; of the search, its own."""
+    return np.array(list(_carried_by_seed(results, rule, size).values()))
+
+
+def _carried_by_seed(results: Results, rule: str, size: tuple[int, int]) -> dict[int, float]:
+    label = TransferSetting(rule, *size).label
     if rule == SEARCH:
-        return np.array(results.samples(TransferSetting(rule, *size).label, LOSS))
+        return results.by_seed(label, LOSS)
     tuned = best_of(losses_by_rate(results, rule, SIZES[0]))
-    return losses_by_rate(results, rule, size)[:, tuned]
+    losses = losses_by_rate(results, rule, size)[:, tuned]
+    return dict(zip(results.by_seed(label, LOSSES), losses, strict=True))
 
 
 @judging
@@ -189,12 +196,13 @@ def _costs_little(results: Results, rule: str, size: tuple[int, int] = SIZES[-1]
 @judging
 def _ends_lower(results: Results, rule: str, rival: str) -> Margins:
     """Whether a rule's carried rate ends at a lower loss than another's."""
-    both = [carried(results, name, SIZES[-1]) for name in (rule, rival)]
-    words = ", ".join(
-        f"{name} {loss.mean():.3f}" for name, loss in zip((rule, rival), both, strict=True)
-    )
-    paired = min(map(len, both))
-    return both[1][:paired] - both[0][:paired], f"loss at the carried rate: {words}"
+    found = [_carried_by_seed(results, name, SIZES[-1]) for name in (rule, rival)]
+    seeds = sorted(found[0].keys() & found[1].keys())
+    if not seeds:
+        raise MissingResultError(f"no seed has both {rule} and {rival}")
+    ours, theirs = (np.array([losses[seed] for seed in seeds]) for losses in found)
+    words = f"{rule} {ours.mean():.3f}, {rival} {theirs.mean():.3f}"
+    return theirs - ours, f"loss at the carried rate: {words}"
 
 
 def report(results: Results) -> str:

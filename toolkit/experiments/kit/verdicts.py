@@ -9,10 +9,10 @@ at the smallest margin that matters, which the claim states:
     seen                          the interval lies beyond the smallest margin that matters
     contradicted                  it lies below zero
     no difference that matters    it lies within the smallest margin on both sides of zero
-    not shown                     anything else, fewer seeds than planned, runs of several commits
-                                  or Pythons, whose manuals are texts to train on
+    not shown                     anything else, fewer seeds than planned, a seed left out, runs of
+                                  several commits or Pythons, whose manuals are texts to train on
 
-More seeds narrow the interval, so the power never falls with their number, as it would if all seeds
+The runs of the control must be of the same commit, too. More seeds narrow the interval, so the power never falls with their number, as it would if all seeds
 had to agree. Nothing is judged before all planned seeds are finished, and no seed is left out.
 """
 
@@ -76,13 +76,17 @@ class Claim:
         except MissingResultError as missing:
             margins, numbers = (), str(missing)
         margins = np.asarray(margins, float)
+        # Before the runs are looked at, so that those of the control are among them.
+        is_void = self.control is not None and self._is_void(results, claims)
         word, found = "not shown", None
         if len(origins := sorted(results.origins_read)) > 1:
             numbers = f"from runs of {' and '.join(origins)}, to be run again on one; {numbers}"
+        elif gap := _seed_left_out(results):
+            numbers = f"{gap}; {numbers}"
         elif len(margins) >= self.seeds and np.isfinite(margins).all():
             found = interval(margins, claims)
             word = self._word(*found)
-            if self.control is not None and self._is_void(results, claims):
+            if is_void:
                 word, numbers = "void", f"the control is not seen to fail; {numbers}"
         return Verdict(self.text, word, int((margins > 0).sum()), len(margins), numbers, found)
 
@@ -137,6 +141,15 @@ class Verdict:
         bear = f"{self.agreeing} of {seeds} bear{'s' * (self.seeds == 1)} it out{by}; "
         numbers = bear + self.numbers if self.seeds else self.numbers
         return f"{self.word:<12} {self.claim}{few}\n{'':<12} {numbers}"
+
+
+def _seed_left_out(results: Results) -> str:
+    """A setting among those read that lacks a seed below its highest; empty if none does."""
+    for label in sorted(results.labels_read):
+        seeds = set(results.outcomes.get(label, ()))
+        if left_out := set(range(max(seeds, default=0))) - seeds:
+            return f"{label} lacks seed {min(left_out)}"
+    return ""
 
 
 def fails(judge: Judge) -> Judge:
