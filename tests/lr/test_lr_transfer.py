@@ -176,6 +176,32 @@ def test_batch_horizon_and_depth():
     assert transfer(tree, tree, width=1, batch=4, optimizer="sgd").rates["w"] == 4.0
 
 
+def test_gradients_fall_with_the_depth_in_sub_layers_alone():
+    """Why Adam's epsilon has two factors, and why SGD has no rule for the depth."""
+    width = 32
+    keys = jax.random.split(jax.random.key(0), 66)
+    draw = lambda key, *shape: jax.random.normal(key, shape) * width**-0.5  # noqa: E731
+    embed, head = draw(keys[0], 16, width), draw(keys[1], width, 8)
+
+    def sizes(depth):
+        blocks = [draw(key, width, width) for key in keys[2 : 2 + depth]]
+        moved = transfer({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, width=1, depth=depth / 4)
+
+        def loss(params):
+            h = params["embed"]
+            for matrix in params["blocks"]:
+                h = h + moved.residual * jax.nn.relu(h @ matrix) / 2
+            return loss_of({"logits": h @ params["head"]}, jnp.arange(16) % 8)
+
+        found = jax.grad(loss)({"embed": embed, "blocks": blocks, "head": head})
+        found["blocks"] = found["blocks"][0]
+        return {name: float(jnp.std(x)) for name, x in found.items()}, moved.epsilon
+
+    (few, _), (many, epsilon) = sizes(4), sizes(64)
+    falls = {name: many[name] / few[name] for name in few}
+    assert falls == pytest.approx({"embed": 1, "blocks": epsilon, "head": 1}, rel=0.3)
+
+
 def test_decay_keeps_its_product_with_the_rate():
     small, large = ({"w": jnp.ones((n, n)), "b": jnp.ones(n)} for n in (4, 16))
     moved = transfer(small, large, width=4)

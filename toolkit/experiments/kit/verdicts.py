@@ -12,8 +12,9 @@ at the smallest margin that matters, which the claim states:
     not shown                     anything else, fewer seeds than planned, a seed left out, runs of
                                   several commits or Pythons, whose manuals are texts to train on
 
-The runs of the control must be of the same commit, too. More seeds narrow the interval, so the power never falls with their number, as it would if all seeds
-had to agree. Nothing is judged before all planned seeds are finished, and no seed is left out.
+The runs of the control must be of the same commit. More seeds narrow the interval, so the power
+never falls with their number, as it would if all seeds had to agree. Nothing is judged before all
+planned seeds are finished, and no seed is left out.
 """
 
 from collections.abc import Callable, Sequence
