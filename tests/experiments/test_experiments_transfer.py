@@ -169,6 +169,15 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert transfer.excess(results, transfer.LONG, large).mean() == pytest.approx(0.18, abs=0.005)
     best = transfer.losses_by_rate(results, STANDARD, large).mean(0)
     assert np.nanmin(best) == pytest.approx(1.92, abs=0.006)
+    assert np.isfinite(best).sum() == 2
+    assert np.nanmin(best) - found[MUP].mean() == pytest.approx(0.34, abs=0.005)
+    assert found[transfer.SEARCH].mean() - found[MUP].mean() == pytest.approx(0.73, abs=0.005)
+    begun = [
+        jax.tree.leaves(transfer_rules.rule_trainer(rule, 128, 1).workload.init(jax.random.key(0)))
+        for rule in (transfer.SEARCH, STANDARD, MUP)
+    ]
+    is_alike = [all(map(np.array_equal, begun[0], other)) for other in begun[1:]]
+    assert is_alike == [True, False]  # the search's parametrisation is the usual one
     assert found[transfer.LONG].mean() == pytest.approx(1.87, abs=0.005)
     assert found[transfer.SEARCH].mean() == pytest.approx(2.31, abs=0.005)
     assert [*transfer.excess(results, STANDARD, large)[[4, 3]]] == pytest.approx(

@@ -15,7 +15,7 @@ from toolkit.experiments import (
     power,
 )
 from toolkit.experiments.kit.records import read_runs, results_of
-from toolkit.experiments.kit.verdicts import fails
+from toolkit.experiments.kit.verdicts import fails, interval
 from toolkit.experiments.sparse.claims import CLAIMS, SEEDS_OF_ERROR
 
 
@@ -84,6 +84,19 @@ def test_ten_seeds_see_one_deviation_and_chance_is_not_seen():
     assert 0.015 < power(5, 0.0) < 0.035  # half of 5 %: on one side
     assert power(10, 1.0, claims=10) < power(10, 1.0)
     assert power(SEEDS_OF_ERROR, 0.87, claims=len(CLAIMS), draws=500) > 0.8
+
+
+def test_a_second_look_sees_what_is_not_there_more_often():
+    from scipy.stats import ttest_1samp
+
+    draws = np.random.default_rng(0).normal(size=(100_000, 24))
+    first, second = (
+        ttest_1samp(draws[:, :seeds], 0, axis=1, alternative="greater").pvalue < 0.025
+        for seeds in (12, 24)
+    )
+    assert [interval(row)[0] > 0 for row in draws[:100]] == second[:100].tolist()
+    assert first.mean() == pytest.approx(0.025, abs=0.002)
+    assert (first | second).mean() == pytest.approx(0.042, abs=0.002)
 
 
 def test_a_control_that_does_not_fail_makes_a_claim_void():

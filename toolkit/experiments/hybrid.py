@@ -18,7 +18,7 @@ from toolkit.looped import parameter_count
 
 ATTENTION, HYBRID, SHORT = "looped", "looped full + gdn", "looped full + gdn, a third of the steps"
 SEEDS = 20
-"""Of a difference of .81 standard deviations, which five seeds had shown, 20 see 93 in 100."""
+"""Of a difference of .81 standard deviations, which five seeds had shown, 20 see 85 in 100."""
 _ORDER = below(PERPLEXITY, [HYBRID], [ATTENTION], 3)
 
 
