@@ -35,26 +35,21 @@ def loss_fn(weights, batch):
 found_in = partial(search, loss_fn, ZEROS, budget=BUDGET)
 
 
-def plain_loop(weights, rates, rows, loss):
-    """Gradient descent in NumPy's time, for the page's own loop."""
-    losses = []
-    for step, rate in enumerate(rates):
-        value, slope = jax.value_and_grad(loss)(weights, rows[step % len(rows)])
-        weights, losses = weights - rate * slope, [*losses, float(value)]
-    return weights, losses
-
-
 @pytest.mark.slow
 def test_the_examples_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page, scope = (ROOT / "docs/lr_search.md").read_text(), {"train": plain_loop}
+    page, scope = (ROOT / "docs/lr_search.md").read_text(), {}
     for block in re.findall(r"```python\n(.*?)```", page, flags=re.S):
-        assert len(block.splitlines()) <= 14
+        if not any(
+            name in block for name in ("transfer(", "ModelOfWidth")
+        ):  # no training situation
+            assert len([line for line in block.splitlines() if line]) <= 10
         if any(name in block and not importlib.util.find_spec(name) for name in ("torch", "grain")):
             continue
         exec(compile(block, "lr_search.md", "exec"), scope)
     averages = scope["model"].layers[0].mean[...]
     assert np.abs(averages).max() > 0
+    assert int(scope["model"].layers[1].rngs.count[...]) > 0  # dropout drew
 
 
 def test_an_iterator_trains_on_what_arrays_train_on():
@@ -69,6 +64,18 @@ def test_an_iterator_trains_on_what_arrays_train_on():
         found = found_in(batches)
         np.testing.assert_allclose(found.table["forecast"], expected.table["forecast"], rtol=1e-5)
         np.testing.assert_allclose(found.params, expected.params, rtol=1e-4, atol=1e-6)
+
+
+def test_an_iterator_may_fill_the_same_memory_again():
+    def reused():
+        batch = jax.tree.map(np.zeros_like, ROWS[0])
+        for row in itertools.cycle(ROWS):
+            for name, leaf in row.items():
+                batch[name][:] = leaf
+            yield batch
+
+    expected = found_in(itertools.cycle(ROWS))
+    np.testing.assert_array_equal(found_in(reused()).params, expected.params)
 
 
 def test_candidates_see_the_batches_that_training_sees_and_no_more_are_kept():
@@ -335,8 +342,18 @@ def test_nothing_here_is_pickled():
 SOURCES = {".py", ".ipynb", ".md"}
 
 
+@jax.custom_jvp
+def tripled(w):
+    """The same value, with three times its gradient."""
+    return w
+
+
+tripled.defjvp(lambda primals, tangents: (primals[0], 3 * tangents[0]))
+
 OTHERS = {
     "an iterator that has advanced": ({"batches": ROWS[1:] + ROWS[:1]}, "batches"),
+    "a later batch": ({"batches": iter([*ROWS[:5], *ROWS[4:8], *ROWS * 99])}, "batches"),
+    "another gradient": ({"loss_fn": lambda w, batch: loss_fn(tripled(w), batch)}, "loss_fn"),
     "another momentum": ({"optimizer": optax.adamw(1.0, b1=0.8)}, "optimizer"),
     "another loss": ({"loss_fn": lambda w, batch: 1.5 * loss_fn(w, batch)}, "loss_fn"),
     "another validation": ({"validation": lambda w: jnp.sum(w)}, "validation"),
@@ -372,7 +389,7 @@ def test_other_data_is_refused_wherever_it_comes_from(kind, stopped):
             return {"batches": {"x": x, "y": X @ WEIGHTS}, "loss_fn": loss_fn}
         row = lambda step: {"x": x[step % 8], "y": (X @ WEIGHTS)[step % 8]}  # noqa: E731
         if kind == "function":
-            return {"batches": lambda step: row(step * 5), "loss_fn": loss_fn}
+            return {"batches": row, "loss_fn": loss_fn}
         if kind == "sample":
             drawn = lambda data, step: jax.tree.map(lambda leaf: leaf[step % 8], data)  # noqa: E731
             data = {"x": x, "y": X @ WEIGHTS}
@@ -443,9 +460,14 @@ def test_gradients_that_are_collected_over_several_steps(every):
 
 def test_unused_validation_is_admitted():
     options = {"validation": lambda w: jnp.sum(w**2)}
-    assert "validation loss was not used" in found_in(DATA, **options, validation_batches=90).reason
+    reason = found_in(DATA, **options, validation_batches=90).reason
+    assert "the validation loss costs too much of the budget for probes and the run" in reason
+    reason = found_in(DATA, **options, budget=100, validation_batches=1).reason
+    assert reason.endswith("costs too much of the budget for the run")
     assert "validation loss" not in found_in(DATA, **options, budget=2000).reason
     assert "validation loss" not in found_in(DATA).reason
+    late = found_in(DATA, **options, searcher=AutoLRS.scaled, callback=lambda *_: True)
+    assert "validation loss" not in late.reason  # stopped before it came to that
     late = found_in(DATA, **options, searcher=AutoLRS.scaled)
     assert "validation loss was not used" in late.reason
 

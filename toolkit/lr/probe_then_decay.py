@@ -42,7 +42,7 @@ PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
 RUN_WARMUP = 0.05
 PIECES = 20  # pieces of the run: one is lost when it diverges
 BACKOFF = 0.7  # factor on the rest of the schedule after divergence
-BLOWN_UP = 3.0  # times the loss at the start
+BLOWN_UP = 3.0  # times the highest loss at the start
 LARGEST_SEARCH = 0.25  # of the budget, for the first probes, however short they are
 LARGEST_VALIDATION = 0.25  # of the search
 LARGEST_WATCHING = 0.05  # of the budget, for validation losses along the run
@@ -57,7 +57,9 @@ class ProbeController(Controller):
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     stage: int = PROBING
     extended: int = 0  # how often the search has gone beyond its range
-    first_loss: float = np.inf  # before any step; infinity until known
+    # Before training: the highest of the candidate that rose least, as batches may differ by orders
+    # of magnitude; infinity until known.
+    start_loss: float = np.inf
     # [candidates for the peak, points], the ends of their curves on the same batches
     ends: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -154,7 +156,7 @@ class ProbeThenDecay:
         if not np.isfinite(losses).all():
             return False
         end = tail_scores(losses)[0][0]
-        return bool(end <= BLOWN_UP * loss_at_start(controller, losses) or end <= 0)
+        return bool(end <= BLOWN_UP * _start_loss(controller, losses) or end <= 0)
 
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
@@ -168,7 +170,7 @@ class ProbeThenDecay:
             plan = controller.plan[request.rates.shape[1] :]
             if len(plan) and overfits_since(controller.checks) is not None:
                 plan = _early_end(plan, request)
-            return replace(controller, plan=plan, first_loss=loss_at_start(controller, losses))
+            return replace(controller, plan=plan, start_loss=_start_loss(controller, losses))
         left = min(steps_left(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
         return replace(controller, plan=plan.astype(np.float32))
@@ -192,11 +194,12 @@ def _after_probes(
     searcher: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
 ) -> ProbeController:
     scores, variances = tail_scores(losses)
-    rates, first_loss = request.rates.max(1), controller.first_loss
+    rates, start_loss = request.rates.max(1), controller.start_loss
     low, high = searcher.lr_range
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
-    if not request.validate_every and np.isfinite(losses[0, 0]):
-        first_loss = loss_at_start(controller, losses)
+    if not request.validate_every:
+        highest = np.where(np.isfinite(losses), losses, np.inf).max(1)
+        start_loss = min(start_loss, float(highest.min()))
     table = with_rows(
         controller.table,
         stage=PROBING,
@@ -209,7 +212,7 @@ def _after_probes(
     ends = curve_ends(losses)
     ends = np.concatenate([controller.ends, ends]) if len(controller.ends) else ends
     controller = replace(
-        controller, table=table, first_loss=first_loss, extended=extended, ends=ends
+        controller, table=table, start_loss=start_loss, extended=extended, ends=ends
     )
     return controller if _is_to_go_on(searcher, controller) else _planned(searcher, controller)
 
@@ -234,10 +237,10 @@ def _beyond(searcher: ProbeThenDecay, peak: PeakRate) -> float:
     return float(end if 0.25 < until_end < 1 else rate)
 
 
-def loss_at_start(controller: ProbeController, losses: np.ndarray) -> float:
-    """The loss before any step, recorded from the first answer."""
-    known = controller.first_loss
-    return known if np.isfinite(known) else float(losses[0, 0])
+def _start_loss(controller: ProbeController, losses: np.ndarray) -> float:
+    """The highest at the start: of the probes, or else of the first quarter of the first piece."""
+    known = controller.start_loss
+    return known if np.isfinite(known) else float(losses[0, : -(-losses.shape[1] // 4)].max())
 
 
 def best_peak(controller: ProbeController) -> PeakRate:
@@ -248,9 +251,11 @@ def best_peak(controller: ProbeController) -> PeakRate:
 
 
 def is_inconclusive(controller: ProbeController, peak: PeakRate) -> bool:
-    """Whether the lowest rate is best in probes that are too short and did not diverge."""
-    is_short = controller.table["steps"][0] < EVIDENCE
-    return bool(peak.edge == -1 and is_short and np.isfinite(controller.ends).all())
+    """Whether probes that did not diverge are too short: the lowest rate is best, or all are alike,
+    as while the optimiser only collects gradients."""
+    is_short = peak.edge == -1 and controller.table["steps"][0] < EVIDENCE
+    are_alike = (controller.ends == controller.ends[0]).all()
+    return bool((is_short or are_alike) and np.isfinite(controller.ends).all())
 
 
 def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:

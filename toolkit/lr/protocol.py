@@ -204,7 +204,7 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
 @checked
 def tell(
     searcher: Searcher, controller: Any, request: Request, losses: Any, *,
-    validation: float | None = None,
+    validation: Any = None,
 ) -> tuple[Any, bool]:  # fmt: skip
     """Process the losses of a request, and decide whether to keep its state.
 
@@ -217,8 +217,8 @@ def tell(
         request: what was run.
         losses: [candidates, steps], each before its update; or [candidates, steps //
             validate_every] validation losses. Any that is not finite means that the run diverged.
-        validation: the validation loss after these steps, where the request `is_checked`; None
-            leaves the check out.
+        validation: the validation loss after these steps, where the request `is_checked`, likewise;
+            None leaves the check out.
 
     Returns:
         The new controller, and whether to continue from the request's final state.
@@ -253,6 +253,7 @@ def tell(
     if request.kind == "probe" and not request.validate_every:
         _require_paired(losses[:, 0])
     is_kept = request.kind != "probe" and searcher.keeps(controller, request, losses)
+    is_kept &= validation is None or bool(np.isfinite(validation))
     checks = candidates * points * bool(request.validate_every) + (validation is not None)
     forward = checks * searcher.validation_batches
     ledger = controller.ledger

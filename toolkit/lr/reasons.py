@@ -7,7 +7,7 @@ import numpy as np
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.fits.overfitting import overfits_since
 from toolkit.lr.probe_then_decay import ProbeThenDecay, best_peak, is_inconclusive
-from toolkit.lr.protocol import Controller
+from toolkit.lr.protocol import Controller, steps_left
 
 
 def reason_of(constants: Any, controller: Controller) -> str:
@@ -27,12 +27,27 @@ def reason_of(constants: Any, controller: Controller) -> str:
         why = f"chosen among {len(table['rate'])} candidates"
     if (lowest := overfits_since(controller.checks)) is not None:
         why += _disagreement(controller.checks, lowest)
-    if constants.validation_batches and not ledger.forward_evaluations:
-        why += "; the validation loss was not used: no probe that the budget pays goes by it"
+    why += _unused_validation(constants, controller)
     thrown_away = ledger.gradient_evaluations - ledger.kept_steps - int(table["steps"].sum())
     if thrown_away:
         why += f"; {thrown_away} steps of training diverged and were made again at lower rates"
     return why if ledger.kept_steps else f"{why}; no training was kept"
+
+
+def _unused_validation(constants: Any, controller: Controller) -> str:
+    """What goes by training losses although a validation loss was given."""
+    if not constants.validation_batches:
+        return ""
+    if isinstance(constants, ProbeThenDecay):
+        parts = {
+            "probes": constants.is_by_validation or not constants.probe_steps,
+            "the run": constants.is_watched,
+        }
+        if unused := [part for part, is_used in parts.items() if not is_used]:
+            return f"; the validation loss costs too much of the budget for {' and '.join(unused)}"
+    elif steps_left(constants, controller) < 1 and not controller.ledger.forward_evaluations:
+        return "; the validation loss was not used: no stage came to it"
+    return ""
 
 
 def _by_probes(controller: Any) -> str:

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,12 @@ from toolkit._pytrees import register_dataclass
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.reasons import reason_of
-from toolkit.lr.running.arguments import check_loss, check_start, warn_of_own_rate
+from toolkit.lr.running.arguments import (
+    check_loss,
+    check_start,
+    check_validation,
+    warn_of_own_rate,
+)
 from toolkit.lr.running.candidates import MODES, CandidateRunner
 from toolkit.lr.running.files import described, read_search, require_same, write_search
 from toolkit.lr.running.fingerprints import FINGERPRINTS, fingerprints, require_same_fingerprints
@@ -127,9 +132,9 @@ def search(
             or None.
         batches: (step int32) -> batch, traceable and always the same for the same step; a pytree
             of arrays, by default [batches, ...], repeated cyclically; or an iterator, data loader
-            or list of tuples or dicts, at its first batch, whose batches are kept until no
-            candidate needs them. Random keys, for dropout, are part of a batch, because candidates
-            need the same ones.
+            or list of tuples or dicts, at its first batch, whose batches are copied, and kept
+            until no candidate needs them. Random keys, for dropout, are part of a batch, because
+            candidates need the same ones.
         model_state: state that the loss itself changes, such as averages of batch normalisation;
             for an nnx model everything that `nnx.split` separates from the parameters.
         lr_range: lowest and highest rate of the first probes; the default spans the usual rates of
@@ -166,11 +171,15 @@ def search(
     """
     check_choice("evaluation", evaluation, MODES)
     constants: Any = searcher(lr_range, budget)
+    if not is_dataclass(constants):
+        raise TypeError(f"searcher: must make a dataclass of constants; got {constants!r}")
+    if params is None and not isinstance(start, TrainState):
+        raise ValueError("params: got None, which only a TrainState as start makes up for")
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
+    optimizer = own = DEFAULT_OPTIMIZER if optimizer is None else optimizer
     if isinstance(optimizer, optax.MultiSteps):
-        optimizer = optimizer.gradient_transformation()
-    optimizer = DEFAULT_OPTIMIZER if optimizer is None else optimizer
+        optimizer, own = optimizer.gradient_transformation(), optimizer.inner_opt
     runner = CandidateRunner(loss_fn, optimizer, batches, validation, sample)
     if isinstance(start, TrainState):
         check_start(start, optimizer, params, model_state)
@@ -185,13 +194,17 @@ def search(
         progress = read_search(start, replace(progress, fingerprints=blank))
     require_same(described(progress.searcher), described(constants))
     state, source = progress.state, runner.source
-    shown, data = source.shown(), source.data(state.step, 0, 1)
-    loss = check_loss(loss_fn, state, jax.eval_shape(source.draw, data, state.step))
-    found = fingerprints(loss, optimizer, state, validation, shown)
+    digest = source.digest(int(state.step), progress.fingerprints.get("batches"))
+    data = source.data(state.step, 0, 1)
+    batch = jax.eval_shape(source.draw, data, state.step)
+    check_loss(loss_fn, state, batch)
+    if validation is not None:
+        check_validation(validation, state)
+    found = fingerprints(loss_fn, optimizer, state, validation, batch, digest)
     if progress.fingerprints:
         require_same_fingerprints(progress.fingerprints, found)
     else:
-        warn_of_own_rate(optimizer, state.params)
+        warn_of_own_rate(own, state.params)
         progress = replace(progress, fingerprints=found)
     stopped = ""
     try:
@@ -219,8 +232,11 @@ def _after(
         reached, losses = state, runner.run_together(state, request, evaluation)
     else:
         reached, losses = runner.run(state, request, evaluation)
-    validation = runner.validation_loss(reached) if request.is_checked else None
+    is_checked = request.is_checked and np.isfinite(losses).all()
+    validation = runner.validation_loss(reached) if is_checked else None
     controller, is_kept = tell(
         progress.searcher, progress.controller, request, losses, validation=validation
     )
-    return replace(progress, controller=controller, state=reached if is_kept else state), losses
+    state = reached if is_kept else state
+    seen = {**progress.fingerprints, "batches": runner.source.digest(int(state.step))}
+    return replace(progress, controller=controller, state=state, fingerprints=seen), losses

@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from toolkit._files import write_whole
+from toolkit._files import read_sealed_json, sealed_json, write_whole
 from toolkit.bench.mixers.layer_costs import DECODE, KEPT, PREFILL, Layer, measure_pieces
 from toolkit.lab.tour.page import TourResults, write_tour_page
 from toolkit.language import (
@@ -187,9 +187,9 @@ def _once(path: Path, work: Callable[[], Any]) -> Any:
     """The stored result of a stage, or the result of running it now."""
     if path.exists():
         print(f"      already done: {path.name}")
-        return json.loads(path.read_text())
+        return read_sealed_json(path.read_bytes(), str(path))["result"]
     result = work()
-    write_whole(path, json.dumps(result).encode())
+    write_whole(path, sealed_json({"result": result}))
     return result
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from toolkit.lr.running.batches import used_inputs
+from toolkit.lr.running.fingerprints import digest_of
 from toolkit.parallel.updates import TrainState
 
 GRADIENT = 1e-3  # so small that no clipping touches it
@@ -17,12 +18,14 @@ FIRST_STEPS = 32  # most may only accumulate gradients
 OWN_RATE = 0.3  # a unit optimiser moves parameters by more than this
 
 
-def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
+def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> None:
     """Trace a loss. Refuse a wrong form; warn of parameters on which it does not depend.
 
     Batch-normalisation averages among the parameters would run without an error and never change.
     """
     paths = jax.tree.leaves_with_path(state.params)
+    if not paths:
+        raise ValueError("params: got a tree without arrays")
     for path, leaf in paths:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise TypeError(
@@ -38,7 +41,7 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
         if own:
             wanted = "(loss, model_state), a scalar and a tree like the one that it was given"
         raise ValueError(f"loss_fn must return {wanted}; got {_in_words(form)}")
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    names = [jax.tree_util.keystr(path) or "them" for path, _ in paths]
     used = used_inputs(closed)
     if idle := [name for name, is_used in zip(names, used, strict=False) if not is_used]:
         warnings.warn(
@@ -46,7 +49,14 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
             "which will not move; what the model itself changes belongs in model_state",
             stacklevel=4,
         )
-    return closed
+
+
+def check_validation(validation: Callable, state: TrainState) -> None:
+    """Refuse a validation that returns no scalar."""
+    own = () if state.model_state is None else (state.model_state,)
+    form = jax.eval_shape(validation, state.params, *own)
+    if getattr(form, "shape", None) != ():
+        raise ValueError(f"validation must return a scalar loss; got {_in_words(form)}")
 
 
 def check_start(state: TrainState, optimizer: Any, params: Any, model_state: Any) -> None:
@@ -55,7 +65,7 @@ def check_start(state: TrainState, optimizer: Any, params: Any, model_state: Any
     for name, (argument, own) in given.items():
         if argument is not None and not (
             _shapes(argument) == _shapes(own)
-            and all(map(np.array_equal, jax.tree.leaves(argument), jax.tree.leaves(own)))
+            and np.array_equal(*(digest_of(jax.tree.leaves(tree)) for tree in (argument, own)))
         ):
             raise ValueError(f"{name}: differs from that of start; give that, or None")
     wanted, came = jax.eval_shape(optimizer.init, state.params), state.optimizer_state

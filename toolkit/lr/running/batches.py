@@ -6,6 +6,7 @@ kept until no candidate may need them.
 """
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from toolkit.lr.running.fingerprints import add_part, digest_of
+
 STEPS_PER_CALL = 256
-SHOWN_STEPS = (0, 1, 10, 100, 1000)
+SHOWN_STEPS = (*range(16), 100, 1000)  # of a function, for the fingerprint
 REPLAYED_PER_CALL = 32  # batches on the device at a time
 
 
@@ -46,12 +49,16 @@ class Batches:
         """
         return self._arrays
 
-    def shown(self) -> Any:
-        """Data for the fingerprint: the arrays, or the batches of some steps."""
-        if self.draw is _row_of:
-            return self._arrays
-        draw = jax.jit(self.draw)
-        return self._arrays, [draw(self._arrays, jnp.int32(step)) for step in SHOWN_STEPS]
+    def digest(self, step: int, begun: np.ndarray | None = None) -> np.ndarray:
+        """For the fingerprint: of the arrays, and of some steps' batches where a function makes
+        them."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> np.ndarray:
+        draw, steps = jax.jit(self.draw), SHOWN_STEPS if self.draw is not _row_of else ()
+        batches = [draw(self._arrays, jnp.int32(step)) for step in steps]
+        return digest_of(jax.tree.leaves((self._arrays, batches)))
 
 
 class ReplayedBatches:
@@ -62,23 +69,34 @@ class ReplayedBatches:
     def __init__(self, batches: Iterable):
         self._batches, self._iterator = batches, iter(batches)
         self._begin, self._kept = 0, []  # the step of the first batch kept
+        self._seen = hashlib.sha256()  # of all so far
         self.draw = _replayed
 
     def data(self, start: Any, done: int, count: int) -> Any:
         """The batches of these steps, stacked; the last is repeated up to `steps_per_call`."""
         start = int(start)
-        while self._begin < start:  # a resumed search skips the batches already used
-            self._kept = self._kept or [self._next()]
-            self._kept, self._begin = self._kept[1:], self._begin + 1
+        self._leave(start)
         while len(self._kept) < done + count:
             self._kept.append(self._next())
         rows = self._kept[done : done + count]
         rows += rows[-1:] * (self.steps_per_call - count)
         return jax.tree.map(_stacked, *rows), np.int32(start + done)
 
-    def shown(self) -> Any:
-        """Data for the fingerprint: the first batch."""
-        return self.data(0, 0, 1)
+    def digest(self, step: int, begun: np.ndarray | None = None) -> np.ndarray:
+        """For the fingerprint: of all batches so far and their number, [32 + 8] uint8; as many as
+        when `begun` was taken, at this step."""
+        self._leave(step)
+        is_begun = begun is not None and len(begun) == 40
+        wanted = int(np.asarray(begun)[32:].copy().view(np.int64)[0]) if is_begun else 1
+        while (count := self._begin + len(self._kept)) < wanted:
+            self._kept.append(self._next())
+        return np.frombuffer(self._seen.digest() + np.int64(count).tobytes(), np.uint8)
+
+    def _leave(self, step: int) -> None:
+        """Leave the batches before this step, which a resumed search has used."""
+        while self._begin < step:
+            self._kept = self._kept or [self._next()]
+            self._kept, self._begin = self._kept[1:], self._begin + 1
 
     def _next(self) -> Any:
         batch = next(self._iterator, None)
@@ -90,12 +108,14 @@ class ReplayedBatches:
                 f"batches: the iterator ended after {self._begin + len(self._kept)} batches; give "
                 "an infinite one, or something that can be iterated again, such as a data loader"
             )
-        batch = jax.tree.map(lambda leaf: leaf if _is_jax(leaf) else np.asarray(leaf), batch)
+        batch = jax.tree.map(_copied, batch)
         if self._kept and _shapes(batch) != _shapes(self._kept[0]):
             raise ValueError(
                 f"batches: all must have the same shapes, got {_shapes(batch)} after "
                 f"{_shapes(self._kept[0])}; drop the last, smaller one of a pass"
             )
+        for leaf in jax.tree.leaves(batch):
+            add_part(self._seen, leaf)
         return batch
 
 
@@ -173,6 +193,18 @@ def _replayed(data: tuple[Any, Array], step: Array) -> Any:
 
 def _stacked(*leaves: Any) -> Any:
     return jnp.stack(leaves) if _is_jax(leaves[0]) else np.stack(leaves)
+
+
+def _copied(leaf: Any) -> Any:
+    """An array of its own: a loader may fill the same memory again."""
+    if _is_jax(leaf):
+        return leaf
+    try:
+        array = np.array(leaf)
+        jnp.result_type(array)
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch, or a text
+        raise ValueError(f"batches: {type(leaf).__name__} is no array for jax: {error}") from None
+    return array
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]]:

@@ -34,6 +34,7 @@ def read_search(path: str | os.PathLike, like: Any) -> Any:
         header = content[8 : 8 + int.from_bytes(content[:8], "little")]
         facts = json_object(json_object(header, "its header")["__metadata__"]["search"], "search")
         begun, arrays = facts["constants"], load(content)
+        begun["searcher"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"start: {name!r} holds no search ({error})") from None
     require_same(begun, described(like.searcher))
@@ -49,7 +50,7 @@ def read_search(path: str | os.PathLike, like: Any) -> Any:
 def described(searcher: Any) -> dict[str, Any]:
     """The class and constants of a searcher, as JSON returns them."""
     facts = {"searcher": type(searcher).__name__, **dataclasses.asdict(searcher)}
-    return json.loads(json.dumps(facts))
+    return json.loads(json.dumps(facts, default=float))  # NumPy's numbers as Python's
 
 
 def require_same(begun: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -76,7 +77,11 @@ def _stored(leaf: Any) -> np.ndarray:
 
 def _restored(name: str, array: np.ndarray, like: Any) -> Any:
     if not isinstance(like, Array):  # of the controller, whose arrays grow
-        return array if isinstance(like, np.ndarray) else type(like)(array.item())
+        if isinstance(like, np.ndarray):
+            return array
+        if array.size != 1:
+            raise ValueError(f"start: {name!r} is {array.dtype}{list(array.shape)}, not one number")
+        return type(like)(array.item())
     if _is_key(like):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
     if like.dtype.kind == "V" and array.dtype == f"u{like.dtype.itemsize}":

@@ -23,9 +23,10 @@ FINGERPRINTS = ("batches", "loss_fn", "optimizer", "validation", "jax")
 
 
 def fingerprints(
-    loss: Any, optimizer: optax.GradientTransformation, state: Any, validation: Any, batches: Any
-) -> dict[str, np.ndarray]:
-    """A digest of 32 bytes for each; `loss` is a jaxpr, `batches` some arrays."""
+    loss_fn: Callable, optimizer: optax.GradientTransformation, state: Any, validation: Any,
+    batch: Any, batches: np.ndarray,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """A digest for each; `batch` is one's shapes, `batches` the digest of their data."""
     optimizer = optax.with_extra_args_support(optimizer)
     own = () if state.model_state is None else (state.model_state,)
 
@@ -33,14 +34,19 @@ def fingerprints(
         state = optimizer.init(params)
         return state, optimizer.update(params, state, params, value=jnp.float32(1))
 
+    def loss(params: Any, own: tuple, batch: Any) -> Any:
+        # Rebuilt in the gradient's trace, because a loss may change its arguments, as nnx does.
+        return loss_fn(params, *jax.tree.map(lambda leaf: leaf, own), batch)
+
+    # With the gradient, which may be one of its own.
+    with_gradient = jax.value_and_grad(loss, has_aux=bool(own))
     parts = (
-        jax.tree.leaves(batches),
-        _parts(loss),
+        _parts(jax.make_jaxpr(with_gradient)(state.params, own, batch)),
         _parts(jax.make_jaxpr(first_update)(state.params)),
         [] if validation is None else _parts(jax.make_jaxpr(validation)(state.params, *own)),
         [jax.__version__],
     )
-    return dict(zip(FINGERPRINTS, map(_digest, parts), strict=True))
+    return dict(zip(FINGERPRINTS, [batches, *map(digest_of, parts)], strict=True))
 
 
 def require_same_fingerprints(begun: dict[str, Any], now: dict[str, np.ndarray]) -> None:
@@ -60,17 +66,23 @@ def require_same_fingerprints(begun: dict[str, Any], now: dict[str, np.ndarray])
         )
 
 
-def _digest(parts: list[Any]) -> np.ndarray:
+def digest_of(parts: list[Any]) -> np.ndarray:
+    """SHA-256 of texts and arrays, [32] uint8."""
     whole = hashlib.sha256()
     for part in parts:
-        if isinstance(part, str):
-            whole.update(part.encode())
-            continue
-        is_key = jnp.issubdtype(jnp.result_type(part), jax.dtypes.prng_key)
-        array = np.ascontiguousarray(jax.random.key_data(part) if is_key else part)
-        whole.update(f"{array.dtype}{array.shape}".encode())
-        whole.update(array.view(np.uint8).data)
+        add_part(whole, part)
     return np.frombuffer(whole.digest(), np.uint8)
+
+
+def add_part(whole: Any, part: Any) -> None:
+    """Add a text or an array to a hash."""
+    if isinstance(part, str):
+        whole.update(part.encode())
+        return
+    is_key = jnp.issubdtype(jnp.result_type(part), jax.dtypes.prng_key)
+    array = np.ascontiguousarray(jax.random.key_data(part) if is_key else part)
+    whole.update(f"{array.dtype}{array.shape}".encode())
+    whole.update(array.view(np.uint8).data)
 
 
 def _parts(closed: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from toolkit._files import json_object
 from toolkit.looped import LoopedConfig
 from toolkit.measure import collectives, in_words, program_cost
 from toolkit.measure.tables import text_table
@@ -197,7 +198,7 @@ def read_rows(path: Path, needed: tuple[str, ...] = ()) -> dict[str, dict[str, A
     found: dict[str, dict[str, Any]] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            row = json.loads(line)
+            row = json_object(line, "the line")
             if missing := {"case", *needed} - {*row} - {*(needed if "error" in row else ())}:
                 raise ValueError(f"no {', '.join(sorted(missing))}")
             found[row["case"]] = row

@@ -1,0 +1,100 @@
+"""What a search calls divergence: not batches that differ, but a loss that is not finite."""
+
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from toolkit.lr import ProbeThenDecay, search
+
+X = jax.random.normal(jax.random.key(0), (8, 16, 4))
+DATA = {"x": X, "y": X @ jnp.array([1.0, -2.0, 0.5, 3.0])}
+ZEROS = jnp.zeros(4)
+
+
+def loss_fn(weights, batch):
+    return jnp.mean((batch["x"] @ weights - batch["y"]) ** 2)
+
+
+def test_batches_of_very_different_losses_are_no_divergence():
+    """The first batch is easy, the others are noise: nothing diverges, so nothing is lost."""
+    noise = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    noise[0] *= 0.1
+    for options in ({}, {"validation": lambda w: jnp.sum(w**2)}, {"searcher": without_probes}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing is probed
+            found = search(loss_fn, ZEROS, {"x": X, "y": noise}, budget=600, **options)
+        probed = int(found.table["steps"].sum())
+        assert found.ledger.kept_steps == found.ledger.gradient_evaluations - probed
+
+
+without_probes = partial(ProbeThenDecay, search_fraction=0.0)
+
+
+@pytest.mark.parametrize("size", [np.nan, np.inf])
+def test_a_validation_loss_that_is_not_finite_is_a_divergence_and_loses_nothing(size):
+    """Training that diverges is made again at lower rates, whether it is validated or not."""
+
+    def batches(step):
+        return jax.tree.map(lambda leaf: leaf[step % 8], DATA), step
+
+    def loss(weights, drawn):
+        return loss_fn(weights, drawn[0]) * jnp.where(drawn[1] == 250, size, 1.0)
+
+    validation = lambda w: loss_fn(w, jax.tree.map(lambda leaf: leaf[0], DATA))  # noqa: E731
+    found = search(loss, ZEROS, batches, budget=600, validation=validation)
+    assert "steps of training diverged" in found.reason
+    assert found.ledger.kept_steps > 200
+    overflown = search(
+        loss_fn, ZEROS, DATA, budget=600, validation=lambda w: jnp.float32(size) * w[0] ** 2
+    )
+    assert overflown.reason.endswith("no training was kept")
+
+
+def test_probes_that_only_collect_gradients_choose_nothing():
+    optimizer = optax.MultiSteps(optax.adamw(1.0), 20)
+    found = search(loss_fn, ZEROS, DATA, optimizer=optimizer, budget=600, lr_range=(1e-4, 1.0))
+    assert found.reason.startswith(
+        "probes of 20 steps are too short to tell: the middle of lr_range"
+    )
+    assert max(found.progress.controller.rates) == pytest.approx(1e-2)
+
+
+def test_a_well_trained_model_is_tuned_further():
+    """Its batches have losses that differ by orders of magnitude, the first one of the smallest."""
+    scale = np.float32([1e-3, 1, 0.3, 1, 0.1, 1, 0.03, 1])[:, None]
+    noisy = {"x": X, "y": DATA["y"] + scale * np.random.default_rng(0).normal(size=(8, 16))}
+    trained = search(loss_fn, ZEROS, noisy, budget=1000).progress.state
+    tuned = search(loss_fn, None, noisy, budget=600, start=trained)
+    assert "diverged" not in tuned.reason
+
+
+def test_what_cannot_be_searched_is_refused_in_one_line():
+    searching = partial(search, loss_fn, batches=DATA, budget=60)
+    with pytest.raises(ValueError, match=r"^params: got None, which only a TrainState"):
+        searching(params=None)
+    with pytest.raises(ValueError, match=r"^params: got a tree without arrays"):
+        searching(params={})
+    with pytest.raises(ValueError, match=r"^validation must return a scalar .* float32\[4\]"):
+        searching(params=ZEROS, validation=lambda w: w)
+    with pytest.raises(TypeError, match=r"^searcher: must make a dataclass of constants; got 'it'"):
+        searching(params=ZEROS, searcher=lambda lr_range, budget: "it")
+    for batch in ("a text", [np.array("a text")]):
+        with pytest.raises(ValueError, match=r"^batches: .* is no array for jax"):
+            search(loss_fn, ZEROS, iter([{"x": batch}]), budget=60)
+    numbers = {"lr_range": (np.float32(1e-3), np.float32(0.1)), "budget": np.int64(60)}
+    assert search(loss_fn, ZEROS, DATA, **numbers).ledger.gradient_evaluations == 60
+
+
+def test_a_model_state_with_random_keys_may_be_given_again():
+    def loss(weights, key, batch):
+        return loss_fn(weights, batch), jax.random.split(key)[0]
+
+    trained = search(loss, ZEROS, DATA, model_state=jax.random.key(0), budget=300).progress.state
+    search(loss, None, DATA, model_state=trained.model_state, start=trained, budget=100)
+    with pytest.raises(ValueError, match=r"^model_state: differs from that of start"):
+        search(loss, None, DATA, model_state=jax.random.key(0), start=trained, budget=100)
