@@ -200,6 +200,13 @@ def test_each_ragged_exchange_is_predicted():
         assert runs == sum(each.runs for each in found if each.kind in INEXACT)
 
 
+def test_a_record_that_is_no_record_is_refused_in_one_line(tmp_path):
+    for content in ("[" * 100_000, '{"case": ', "[]", '{"peak_bytes": 1}'):
+        (tmp_path / "record.jsonl").write_text(content)
+        with pytest.raises(ValueError, match=r"^record .*record\.jsonl, line 1: want what"):
+            read_rows(tmp_path / "record.jsonl")
+
+
 def test_a_mixture_is_no_dense_model(rows):
     """The control, where experts are cut: with one layer of all experts' size, or of the chosen
     ones', it is far off."""

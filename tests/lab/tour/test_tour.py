@@ -64,3 +64,12 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="no tour"):
         tour.run_tour(tmp_path, steps=10, fresh=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_stage_that_was_edited_or_damaged_is_refused(tmp_path):
+    stage = tmp_path / "costs.json"
+    assert tour._once(stage, lambda: {"loss": 0.5}) == tour._once(stage, None) == {"loss": 0.5}
+    for content in (stage.read_text().replace("0.5", "0.4"), '{"loss": 0.5}', "[" * 100_000):
+        stage.write_text(content)
+        with pytest.raises(ValueError, match=r"costs\.json (is damaged or|has no checksum)"):
+            tour._once(stage, None)
