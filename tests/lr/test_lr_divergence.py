@@ -98,3 +98,19 @@ def test_a_model_state_with_random_keys_may_be_given_again():
     search(loss, None, DATA, model_state=trained.model_state, start=trained, budget=100)
     with pytest.raises(ValueError, match=r"^model_state: differs from that of start"):
         search(loss, None, DATA, model_state=jax.random.key(0), start=trained, budget=100)
+
+
+def test_losses_too_coarse_for_a_low_rate_mislead_no_search():
+    """Of losses near 2.3 bfloat16 tells those apart that differ by .016."""
+    random = np.random.default_rng(0)
+    rows, weights = random.normal(size=(64, 64, 20)), random.normal(size=(20, 10))
+    data = {"x": jnp.asarray(rows, jnp.bfloat16), "y": jnp.argmax(jnp.asarray(rows @ weights), -1)}
+
+    def loss(weights, batch):
+        logits = batch["x"] @ weights.astype(jnp.bfloat16)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+    found = search(loss, jnp.zeros((20, 10)), data, budget=300, optimizer=optax.sgd(1.0))
+    ends = [float(loss(w, jax.tree.map(lambda leaf: leaf[0], data)))
+            for w in (jnp.zeros((20, 10)), found.params)]  # fmt: skip
+    assert ends[1] < 0.3 * ends[0]

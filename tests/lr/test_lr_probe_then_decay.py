@@ -9,6 +9,7 @@ from toolkit.lr import ProbeThenDecay
 from toolkit.lr.fits.overfitting import overfits_since
 from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, tail_scores
 from toolkit.lr.probe_then_decay import RATIO
+from toolkit.lr.reasons import reason_of
 
 LR_RANGE = (1e-3, 1.0)
 
@@ -154,6 +155,12 @@ def test_a_run_that_overfits_ends_early_and_says_so():
     assert overfits_since(overfitted.checks) == pytest.approx(300, abs=100)
     assert overfitted.ledger.kept_steps < 0.75 * 850
     assert overfitted.rates[-1] < 0.02 * overfitted.rates.max()
+    # Later checks may look like noise again, and a late rise ends nothing: the reason knows both.
+    for turn, is_early in ((300, True), (500, True), (700, False)):
+        rising = run_validated(lambda step, at=turn: rises(step + 300 - at) - 3e-4 * noise[step])
+        searcher = ProbeThenDecay(LR_RANGE, 1000, validation_batches=2)
+        assert ("so that the run was ended early" in reason_of(searcher, rising)) == is_early
+        assert (rising.ledger.spent < 990) == is_early
     # Controls: a validation loss that falls, one that is only noise, a training loss that rises.
     for validation_of, fall in (
         (lambda step: 2 - step * 1e-4 + 3e-4 * noise[step], 0.01),
@@ -212,6 +219,15 @@ def test_a_rise_within_the_noise_of_the_differences_does_not_stop_the_search():
     assert find_peak(rates, rising + 0 * noise).edge == -1  # the control: it surely rises
     shared = rising + 100 * noise  # noise of the batches is in all alike
     assert find_peak(rates, shared).edge == -1
+
+
+@pytest.mark.parametrize("points", [1, 3])
+def test_equal_losses_are_no_rise(points):
+    """Of losses in bfloat16 a low rate changes none."""
+    rates = np.geomspace(1e-3, 1.0, 4)
+    ends = np.repeat([[2.0], [2.0], [1.0], [1.5]], points, axis=1)
+    assert find_peak(rates, ends).edge == 0
+    assert find_peak(rates, np.add(ends, [[0.0], [0.1], [0.0], [0.0]])).edge == -1  # the control
 
 
 def test_only_a_long_run_wants_a_lower_peak_than_its_probes():

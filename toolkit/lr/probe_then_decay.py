@@ -9,7 +9,8 @@ decay, on the same batches; a comparison at constant rates would include the noi
     one more beyond the best, until it lies between two others
     the run:  peak * (max(n, saturation) / steps)^exponent * shape
 
-A Gaussian process in place of the parabola through the best three did as well and no better.
+A Gaussian process in place of the parabola through the best three did as well and no better, in
+trials that are not recorded.
 """
 
 from dataclasses import dataclass, field, replace

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from toolkit.lr.autolrs import AutoLRS
-from toolkit.lr.fits.overfitting import overfits_since
+from toolkit.lr.fits.overfitting import RECENT, overfits_since
 from toolkit.lr.probe_then_decay import ProbeThenDecay, best_peak, is_inconclusive
 from toolkit.lr.protocol import Controller, steps_left
 
 
-def reason_of(constants: Any, controller: Controller) -> str:
+def reason_of(constants: Any, controller: Any) -> str:
     """What determined the rates of this controller, with warnings."""
     table, ledger = controller.table, controller.ledger
     if not ledger.gradient_evaluations:
@@ -25,8 +25,13 @@ def reason_of(constants: Any, controller: Controller) -> str:
         why = _by_forecasts(constants, controller)
     else:
         why = f"chosen among {len(table['rate'])} candidates"
-    if (lowest := overfits_since(controller.checks)) is not None:
-        why += _disagreement(controller.checks, lowest)
+    # What the run saw after each piece: later checks may hide it again.
+    seen = [controller.checks[: end + 1] for end in range(len(controller.checks))]
+    if overfitted := [each for each in seen if overfits_since(each) is not None]:
+        why += _disagreement(overfitted[0])
+        is_ended = isinstance(constants, ProbeThenDecay) and not len(controller.plan)
+        if is_ended and steps_left(constants, controller) >= 1:
+            why += ", so that the run was ended early"
     why += _unused_validation(constants, controller)
     thrown_away = ledger.gradient_evaluations - ledger.kept_steps - int(table["steps"].sum())
     if thrown_away:
@@ -67,14 +72,14 @@ def _by_probes(controller: Any) -> str:
     )
 
 
-def _disagreement(checks: np.ndarray, lowest: int) -> str:
+def _disagreement(checks: np.ndarray) -> str:
     """Where training and validation part."""
-    steps, training, validation = checks.T
+    lowest, (steps, training, validation) = overfits_since(checks), checks.T
     then = int(np.flatnonzero(steps == lowest)[0])
     return (
         f"; it overfits: from step {lowest} to {steps[-1]:.0f} the training loss fell from "
-        f"{training[then]:.3g} to {training[-1]:.3g} and the validation loss rose from "
-        f"{validation[then]:.3g} to {validation[-1]:.3g}, so that the run was ended early"
+        f"{training[then]:.3g} to {training[-RECENT:].mean():.3g} and the validation loss rose from "
+        f"{validation[then]:.3g} to {validation[-RECENT:].mean():.3g}"
     )
 
 

@@ -13,7 +13,7 @@ from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
 from toolkit.experiments.lr.evaluation import EVALUATION
 from toolkit.experiments.lr.experiment import AREA_THAT_MATTERS, BUDGETS, _cells
-from toolkit.experiments.lr.methods import AUTOLRS_FREE, METHODS, ORACLE_GRID, PEAK
+from toolkit.experiments.lr.methods import AUTOLRS_FREE, METHODS, ORACLE_GRID, PEAK, autolrs
 from toolkit.experiments.lr.report import (
     DEFAULT,
     GOAL,
@@ -31,6 +31,7 @@ from toolkit.experiments.lr.report import (
     profile_area,
     report,
 )
+from toolkit.lr import AutoLRS, ask, init
 
 EXACT = 1e-12
 ROOT = Path(__file__).parents[3]
@@ -160,6 +161,25 @@ def test_what_the_page_on_searches_says_of_the_record():
         ours, theirs = (profile_area([cell.factor(name) for cell in both])
                         for name in (DEFAULT, method))  # fmt: skip
         assert ours > theirs + (0.06 if method in fixed else 0.05)
+    at_300 = [
+        profile_area(
+            [cell.factor(name) for cell in found if cell.budget == 300 and cell.is_telling]
+        )
+        for name in (DEFAULT, *fixed)
+    ]
+    assert [round(area, 2) for area in at_300] == [0.70, 0.71, 0.71]
+    overfitting = {cell.budget: cell for cell in found if cell.name.startswith("diabetes")}
+    assert not any(cell.is_telling for cell in overfitting.values())
+    for budget, place in ((300, 25), (1000, 27)):
+        means = {name: np.mean(each) for name, each in overfitting[budget].losses.items()}
+        assert [sorted(means, key=means.get).index(DEFAULT) + 1, len(means)] == [place, 29]
+    swept = min(means[f"sweep of 9, {shape}"] for shape in ("linear", "cosine", "WSD linear"))
+    assert [means[DEFAULT], swept] == pytest.approx([0.49, 0.32], abs=0.005)
+    assert sum(cell.factor(AUTOLRS_FREE) > 4 for cell in count) == 10
+    for budget, steps in ((600, 5), (2000, 10)):  # twice the cells' budgets, as the search is free
+        searcher = autolrs((1e-5, 1.0), budget)
+        assert ask(searcher, init(searcher)).rates.shape == (1, steps)
+    assert AutoLRS.paper((1e-5, 1.0), 100_000).first_stage == 10 * 100
     done = {(line["label"], line["seed"]) for line in lines}
     left, whole = ([experiment.work(setting) for setting in experiment.settings.values()
                     for seed in range(LEAST_SEEDS)

@@ -66,6 +66,8 @@ def first_before_a_rise(ends: np.ndarray) -> int:
             rises = ends[at] - ends[best]
             if rises.mean() < 0:
                 best = at
+            elif not rises.any():  # too small a step for the precision of the losses: no rise
+                continue
             elif len(rises) < 2 or rises.mean() >= GUARD * rises.std(ddof=1) / len(rises) ** 0.5:
                 break
     return best
