@@ -74,12 +74,13 @@ def _by_probes(controller: Any) -> str:
 
 def _disagreement(checks: np.ndarray) -> str:
     """Where training and validation part."""
-    lowest, (steps, training, validation) = overfits_since(checks), checks.T
-    then = int(np.flatnonzero(steps == lowest)[0])
+    lowest = overfits_since(checks)
+    _, *then = checks[checks[:, 0] == lowest][0]
+    now = checks[-RECENT:].mean(0)[1:]
     return (
-        f"; it overfits: from step {lowest} to {steps[-1]:.0f} the training loss fell from "
-        f"{training[then]:.3g} to {training[-RECENT:].mean():.3g} and the validation loss rose from "
-        f"{validation[then]:.3g} to {validation[-RECENT:].mean():.3g}"
+        f"; it overfits: from step {lowest} to {checks[-1, 0]:.0f} the training loss fell from "
+        f"{then[0]:.3g} to {now[0]:.3g} and the validation loss rose from {then[1]:.3g} to "
+        f"{now[1]:.3g}"
     )
 
 

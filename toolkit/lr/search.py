@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -171,13 +171,14 @@ def search(
     """
     check_choice("evaluation", evaluation, MODES)
     constants: Any = searcher(lr_range, budget)
-    if not is_dataclass(constants):
+    if not hasattr(constants, "__dataclass_fields__"):
         raise TypeError(f"searcher: must make a dataclass of constants; got {constants!r}")
     if params is None and not isinstance(start, TrainState):
         raise ValueError("params: got None, which only a TrainState as start makes up for")
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
-    optimizer = own = DEFAULT_OPTIMIZER if optimizer is None else optimizer
+    optimizer = DEFAULT_OPTIMIZER if optimizer is None else optimizer
+    own: Any = optimizer
     if isinstance(optimizer, optax.MultiSteps):
         optimizer, own = optimizer.gradient_transformation(), optimizer.inner_opt
     runner = CandidateRunner(loss_fn, optimizer, batches, validation, sample)
