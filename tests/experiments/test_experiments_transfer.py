@@ -197,6 +197,20 @@ def test_what_the_page_on_searches_says_of_the_record():
     sphere = transfer_rules.SPHERE
     assert min(found, key=lambda rule: found[rule].mean()) == sphere
     assert found[sphere].mean() == pytest.approx(1.46, abs=0.005)
+    by_rate = transfer.losses_by_rate(results, sphere, large)
+    tuned = transfer.best_of(transfer.losses_by_rate(results, sphere, SIZES[0]))
+    np.testing.assert_allclose(np.array(RATES) / RATES[tuned], 2.0 ** np.arange(-5, 4))
+    assert transfer.best_of(by_rate) == tuned + 1
+    assert by_rate[:, tuned + 1].mean() == pytest.approx(1.42, abs=0.005)
+    lost = transfer.excess(results, sphere, large)
+    assert [lost.min(), lost.max()] == pytest.approx([0.025, 0.050], abs=5e-4)
+    assert by_rate[0, [tuned - 1, tuned + 1, tuned + 2]] == pytest.approx(
+        [1.57, 1.41, 1.43], abs=0.005
+    )
+    assert np.isfinite(by_rate).sum(0).tolist() == [0, 0, 0, 0, 1, 5, 5, 1, 0]
+    on_sphere = {line["environment"]["commit"] for line in lines if "re: 512 x 16" in line["label"]}
+    (other,) = {line["environment"]["commit"] for line in lines if line["label"] == "muP: 512 x 16"}
+    assert len(on_sphere) == len({other, *on_sphere}) - 1 == 3
     small = [transfer.carried(results, rule, SIZES[0]).mean() for rule in (sphere, MUP)]
     assert small == pytest.approx([1.90, 1.89], abs=0.005)
     costs = [transfer._work(TransferSetting(rule, *large)) / tried

@@ -57,7 +57,7 @@ TRIED = {
     (COUPLED, SIZES[-1]): (4, 5, 6),
     (STANDARD, SIZES[-1]): (2, 5),
     (LONG, SIZES[-1]): (3, 5),
-    (SPHERE, SIZES[-1]): (5,),  # a step costs 5.5 times a gradient: its neighbours run apart
+    (SPHERE, SIZES[-1]): (5,),  # a step costs 5.5 times a gradient: other rates run apart
     # At the large width alone, the rates at and below that one; two rules try all.
     (SPHERE, SIZES[1]): (4, 5, 6),
     (COUPLED, SIZES[1]): (4, 5, 6),
@@ -318,7 +318,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     beyond="longer runs, in which the decay has time to act, and larger models; set "
     "`steps` of a `TransferSetting`.",
-    minutes=300,
+    minutes=520,
     work=_work,
     report=report,
 )
