@@ -221,6 +221,23 @@ def test_a_rise_within_the_noise_of_the_differences_does_not_stop_the_search():
     assert find_peak(rates, shared).edge == -1
 
 
+@pytest.mark.parametrize("slope", [0.0, -3.0, 3.0])
+def test_an_edge_is_believed_where_another_rate_is_surely_worse(slope):
+    """By noise alone the best of three is often an edge, and that of four the next; losses that
+    rise or fall with the rate are followed (the control)."""
+    random, middle, ratios = np.random.default_rng(0), np.prod(LR_RANGE) ** 0.5, []
+    for _ in range(100):
+
+        def noisy(request):
+            level = 10 + slope * np.log10(request.rates.max(1, keepdims=True))
+            return level + random.normal(size=request.rates.shape)
+
+        controller = run(ProbeThenDecay(LR_RANGE, budget=300), noisy)[0]
+        ratios.append(controller.rates.max() / middle)
+    share = np.mean(np.abs(np.log(ratios)) > np.log(RATIO) - 1e-3)
+    assert share < 0.25 if slope == 0 else share > 0.9
+
+
 @pytest.mark.parametrize("points", [1, 3])
 def test_equal_losses_are_no_rise(points):
     """Of losses in bfloat16 a low rate changes none."""

@@ -22,7 +22,14 @@ from toolkit._annotations import AtLeast
 from toolkit._checks import check_fields
 from toolkit._pytrees import register_dataclass
 from toolkit.lr.fits.overfitting import overfits_since
-from toolkit.lr.fits.peak import PeakRate, curve_ends, find_peak, peak_at, tail_scores
+from toolkit.lr.fits.peak import (
+    PeakRate,
+    curve_ends,
+    find_peak,
+    is_surely_worse,
+    peak_at,
+    tail_scores,
+)
 from toolkit.lr.protocol import (
     FORWARD_COST,
     Controller,
@@ -252,11 +259,15 @@ def best_peak(controller: ProbeController) -> PeakRate:
 
 
 def is_inconclusive(controller: ProbeController, peak: PeakRate) -> bool:
-    """Whether probes that did not diverge are too short: the lowest rate is best, or all are alike,
-    as while the optimiser only collects gradients."""
+    """Whether the best rate is at an edge, which needs more evidence than the middle, and no other
+    is surely worse, or probes are too short to believe the lowest. None has diverged.
+    """
+    rates, ends = controller.table["rate"], controller.ends
+    if not peak.edge or not np.isfinite(ends).all():
+        return False
+    best = ends[(peak.edge * rates).argmax()]
     is_short = peak.edge == -1 and controller.table["steps"][0] < EVIDENCE
-    are_alike = (controller.ends == controller.ends[0]).all()
-    return bool((is_short or are_alike) and np.isfinite(controller.ends).all())
+    return bool(is_short) or not any(is_surely_worse(each, best) for each in ends)
 
 
 def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:

@@ -62,15 +62,20 @@ def first_before_a_rise(ends: np.ndarray) -> int:
             best = at
         elif not np.isfinite(ends[at]).all():
             break
-        else:
-            rises = ends[at] - ends[best]
-            if rises.mean() < 0:
-                best = at
-            elif not rises.any():  # too small a step for the precision of the losses: no rise
-                continue
-            elif len(rises) < 2 or rises.mean() >= GUARD * rises.std(ddof=1) / len(rises) ** 0.5:
-                break
+        elif ends[at].mean() < ends[best].mean():
+            best = at
+        elif is_surely_worse(ends[at], ends[best]):
+            break
     return best
+
+
+def is_surely_worse(losses: np.ndarray, others: np.ndarray) -> bool:
+    """Whether `losses` [points] are higher by two standard deviations of the mean difference, which
+    a single point does not show: it counts as it is.
+    """
+    rises = losses - others
+    noise = rises.std(ddof=1) / len(rises) ** 0.5 if len(rises) > 1 else 0.0
+    return bool(rises.mean() > 0 and rises.mean() >= GUARD * noise)
 
 
 def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:
