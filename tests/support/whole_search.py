@@ -2,7 +2,7 @@
 
 import functools
 
-from toolkit.lr.rounds import Search, Settings, begin, further_rounds
+from toolkit.lab.lr.search_rounds import Search, Settings, begin, further_rounds
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from whole_search import whole_search
 pytest.importorskip("anywidget")
 
 from toolkit.lab.kit.view import in_cell
+from toolkit.lab.lr.search_rounds import Search, Settings, begin, from_arrays, next_round
 from toolkit.lab.lr.search_view import columns, parabola, view_round
 from toolkit.lr import Request
 from toolkit.lr.problems.small_problems import (
@@ -22,7 +23,6 @@ from toolkit.lr.problems.small_problems import (
     run_peak,
     tuned,
 )
-from toolkit.lr.rounds import Search, Settings, begin, from_arrays, next_round
 
 EXACT = 1e-9
 FORECAST = 1e-3  # of an exponential without noise, from five points of it

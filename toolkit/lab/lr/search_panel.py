@@ -15,6 +15,7 @@ from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
+from toolkit.lab.lr import search_rounds
 from toolkit.lab.lr.search_plots import (
     KNOWN,
     PLAN,
@@ -24,7 +25,6 @@ from toolkit.lab.lr.search_plots import (
     legend_below,
 )
 from toolkit.lab.lr.search_view import SearchView, view_round
-from toolkit.lr import rounds as search_rounds
 from toolkit.lr.problems.small_problems import BUDGETS, PROBLEMS, problem
 
 LOSSES = 4  # at the start, now, tuned linear, best

@@ -10,9 +10,9 @@ from matplotlib.ticker import MaxNLocator
 from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.figures.axes import log_ticks
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.lr.search_rounds import Settings
 from toolkit.lab.lr.search_view import SearchView, columns
 from toolkit.lr.problems.small_problems import problem
-from toolkit.lr.rounds import Settings
 
 KNOWN = look("full").colour
 PLAN = (0, (3, 2))
