@@ -22,6 +22,7 @@ EXPERIMENTS: dict[str, str] = {
     "serving": "policies of serving: each system's claim on drawn requests, simulated",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
     "probes": "what twenty steps tell of a learning rate, and whether to keep them",
+    "peaks": "how a learning rate is chosen from its probes: the search's rule beside others",
     "muon": "rates of their own for Muon's parameters and for Adam's: are they worth a search",
     "transfer": "the rate of a small model on a large one: muP, decay, hypersphere, search",
 }
