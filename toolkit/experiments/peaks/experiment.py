@@ -115,17 +115,13 @@ def _block(setting: PeakSetting, first: int) -> list[dict[str, Any]]:
         found[name] = np.minimum([curve_ends(rows) for rows in curves], DIVERGED)
     # As many digits as the losses have.
     return [
-        {name: np.vectorize(_seven_digits)(losses[at]) for name, losses in found.items()}
+        {name: [float(f"{x:.7g}") for x in losses[at].ravel()] for name, losses in found.items()}
         for at in range(len(seeds))
     ]
 
 
-def _seven_digits(x: float) -> float:
-    return float(f"{x:.7g}")
-
-
 def execute(setting: PeakSetting, seed: int, workspace: Workspace) -> dict[str, Any]:
-    """Losses by rate: of runs and linear decays [rates], at the ends of probes [rates, points]."""
+    """Losses by rate: of runs and linear decays [rates], at the ends of probes [rates * points]."""
     return _block(setting, seed - seed % LEAST_SEEDS)[seed % LEAST_SEEDS]
 
 
@@ -156,12 +152,12 @@ def _log_factors(results: Results, rule: str, labels: tuple[str, ...]) -> np.nda
 
 def _chosen(results: Results, rule: str, label: str) -> list[float]:
     """The rates by seed."""
-    probes, halves = (results.by_seed(label, name) for name in (ENDS, HALVES))
+    probes, halves = (
+        {seed: np.reshape(ends, (len(RATES), -1)) for seed, ends in by_seed.items()}
+        for by_seed in (results.by_seed(label, name) for name in (ENDS, HALVES))
+    )
     budget = SETTINGS[label].budget
-    return [
-        chosen_rate(rule, budget, np.array(rows), np.array(halves[seed]), seed)
-        for seed, rows in probes.items()
-    ]
+    return [chosen_rate(rule, budget, probes[seed], halves[seed], seed) for seed in probes]
 
 
 def _claims() -> tuple[Claim, ...]:
