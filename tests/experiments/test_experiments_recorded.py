@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from toolkit.cli import commands as cli
-from toolkit.experiments import load_experiment, power
+from toolkit.experiments import EXPERIMENTS, load_experiment, power
 from toolkit.experiments.kit.records import is_changed, read_runs, results_of
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
@@ -95,6 +95,19 @@ def test_what_the_page_of_results_says_of_hybrids():
     assert min(results.samples("gdn + full, keys of 8", "accuracy")) > 0.999
     for label, mean in {"gdn, keys of 8": 0.1, "full": 0.84, "gdn, keys of 64": 0.81}.items():
         assert results.mean(label, "accuracy") == pytest.approx(mean, abs=0.005)
+
+
+def test_what_the_page_of_results_says_of_controls():
+    claims = {name: load_experiment(name).claims for name in EXPERIMENTS}
+    without = {name: sum(claim.control is None for claim in each) for name, each in claims.items()}
+    assert {name: count for name, count in without.items() if count} == {
+        "sparse": 22, "convert": 7, "language": 6, "s3": 2, "probes": 2,
+    }  # fmt: skip
+    assert sum(without.values()) == 39
+    late = [verdict for name in ("needle", "parity", "swaps", "s3", "mqar")
+            for verdict in recorded(name)[1]]  # fmt: skip
+    assert "void" not in {verdict.word for verdict in late}
+    assert "void" not in {verdict.word for verdict in recorded("sparse")[1][:10]}
 
 
 def test_what_the_page_of_results_says_of_words():

@@ -15,7 +15,7 @@ from toolkit.experiments import (
     power,
 )
 from toolkit.experiments.kit.records import read_runs, results_of
-from toolkit.experiments.kit.verdicts import fails, interval
+from toolkit.experiments.kit.verdicts import fails, interval, seen_excess
 from toolkit.experiments.sparse.claims import CLAIMS, SEEDS_OF_ERROR
 
 
@@ -84,6 +84,16 @@ def test_ten_seeds_see_one_deviation_and_chance_is_not_seen():
     assert 0.015 < power(5, 0.0) < 0.035  # half of 5 %: on one side
     assert power(10, 1.0, claims=10) < power(10, 1.0)
     assert power(SEEDS_OF_ERROR, 0.87, claims=len(CLAIMS), draws=500) > 0.8
+
+
+@pytest.mark.parametrize(("seeds", "claims"), [(5, 1), (5, 61), (20, 1), (30, 10)])
+def test_what_a_record_can_have_missed_is_what_it_sees_in_four_of_five(seeds, claims):
+    effect = seen_excess(seeds, claims=claims)
+    assert power(seeds, effect, claims=claims) == pytest.approx(0.8, abs=0.02)
+    margins = effect * np.random.default_rng(0).permutation(np.linspace(-1, 1, seeds))
+    missed = judged(list(margins))
+    wanted = seen_excess(seeds) * margins.std(ddof=1)
+    assert f"; a mean of {wanted:.2g} is seen in 80% of such records; " in f"; {missed.numbers}"
 
 
 def test_a_second_look_sees_what_is_not_there_more_often():

@@ -79,12 +79,20 @@ EXPERIMENT = Experiment(
             f"a window of {WINDOW} alone, which sees {2 * (WINDOW - 1)} tokens back, recalls less "
             "than half",
             below(_accuracy(PAIRS[0]), ["window"], 0.5),
+            control=above(_accuracy(PAIRS[0]), ["gdn + full"], 0.5),
         ),
-        Claim("a state alone recalls", above(_accuracy(PAIRS[0]), ["gdn"], SOLVED)),
-        Claim("the hybrid recalls", above(_accuracy(PAIRS[0]), ["gdn + full"], SOLVED)),
+        *(
+            Claim(
+                f"{who} recalls",
+                above(_accuracy(PAIRS[0]), [label], SOLVED),
+                control=below(_accuracy(PAIRS[0]), ["window"], SOLVED),
+            )
+            for who, label in (("a state alone", "gdn"), ("the hybrid", "gdn + full"))
+        ),
         Claim(
             f"the hybrid is ahead on {PAIRS[1]} pairs, unseen in training",
             above(_accuracy(PAIRS[1]), ["gdn + full"], ["gdn", "window"]),
+            control=below(_accuracy(PAIRS[1]), ["window"], ["gdn"]),
         ),
     ),
     draw=_draw,

@@ -16,7 +16,7 @@ from toolkit.experiments.kit.chart import caption_below, draw_curves, looks, two
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.synthetic import Recipe, train
-from toolkit.experiments.kit.verdicts import Claim, in_words
+from toolkit.experiments.kit.verdicts import Claim, above, in_words
 from toolkit.experiments.tasks import Needle
 from toolkit.looped import LoopedConfig, tokens_reached
 
@@ -125,8 +125,16 @@ EXPERIMENT = Experiment(
         Column("accuracy beyond"),
     ),
     claims=(
-        Claim("T loops of a window of w tokens find a needle T(w-1) tokens back", _reaches),
-        Claim("and nothing farther: beyond, the answer is chance", _no_farther),
+        Claim(
+            "T loops of a window of w tokens find a needle T(w-1) tokens back",
+            _reaches,
+            control=_no_farther,
+        ),
+        Claim(
+            "and nothing farther: beyond, the answer is chance",
+            _no_farther,
+            control=above("accuracy within reach", _LABELS, CHANCE + _NEAR_CHANCE),
+        ),
     ),
     draw=_draw,
     beyond="windows of hundreds of tokens and deeper models; their reach is "

@@ -32,10 +32,12 @@ EXPERIMENT = experiment(
         Claim(
             "with negative eigenvalues a delta rule tracks parity beyond it",
             above(BEYOND, [_FLIPS], SOLVED),
+            control=below(BEYOND, [_FORGETS, _FULL], SOLVED),
         ),
         Claim(
             "without them, and with attention, no model of one layer does",
             below(BEYOND, [_FORGETS, _FULL], SOLVED),
+            control=above(BEYOND, [_FLIPS], SOLVED),
         ),
     ),
     draw=make_draw(0.5, "Parity of the bits so far"),

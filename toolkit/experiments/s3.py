@@ -17,7 +17,7 @@ from toolkit.experiments.kit.state_tracking import (
     make_draw,
     recipe,
 )
-from toolkit.experiments.kit.verdicts import Claim, above
+from toolkit.experiments.kit.verdicts import Claim, above, below
 
 LOOPS = (1, 2, 4)
 STEPS = 2000
@@ -40,10 +40,16 @@ EXPERIMENT = experiment(
         for loops in LOOPS
     },
     claims=(
-        Claim("two reflections per token solve it in one pass", above(WITHIN, _TWO[:1], SOLVED)),
-        Claim("and go on to longer words", above(BEYOND, _TWO[:1], SOLVED)),
-        Claim("looped, they solve it too", above(WITHIN, _TWO[1:], SOLVED)),
-        Claim("looping one reflection per token solves it too", above(WITHIN, _ONE[1:], SOLVED)),
+        # The controls: one reflection per token, in one pass, must not solve it.
+        *(
+            Claim(text, above(where, who, SOLVED), control=below(where, _ONE[:1], SOLVED))
+            for text, where, who in (
+                ("two reflections per token solve it in one pass", WITHIN, _TWO[:1]),
+                ("and go on to longer words", BEYOND, _TWO[:1]),
+                ("looped, they solve it too", WITHIN, _TWO[1:]),
+                ("looping one reflection per token solves it too", WITHIN, _ONE[1:]),
+            )
+        ),
         Claim(
             "four loops help it on words as long as the trained ones",
             above(WITHIN, _ONE[2:], _ONE[:1]),

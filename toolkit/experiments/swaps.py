@@ -43,9 +43,18 @@ EXPERIMENT = experiment(
         Claim(
             "with negative eigenvalues swaps are followed, whatever T",
             above(WITHIN, _REFLECTS, SOLVED),
+            control=below(WITHIN, _FORGETS, SOLVED),
         ),
-        Claim("one pass then goes on to longer words", above(BEYOND, _REFLECTS[:1], SOLVED)),
-        Claim("without them no T follows swaps", below(WITHIN, _FORGETS, SOLVED)),
+        Claim(
+            "one pass then goes on to longer words",
+            above(BEYOND, _REFLECTS[:1], SOLVED),
+            control=below(BEYOND, _FORGETS, SOLVED),
+        ),
+        Claim(
+            "without them no T follows swaps",
+            below(WITHIN, _FORGETS, SOLVED),
+            control=above(WITHIN, _REFLECTS, SOLVED),
+        ),
     ),
     draw=make_draw(1 / 6, "Running product of swaps in S3"),
     beyond="swaps of five things: `WordProblem('S5', length, is_swaps_only=True)`.",

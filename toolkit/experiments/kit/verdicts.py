@@ -19,7 +19,7 @@ planned seeds are finished, and no seed is left out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from toolkit._checks import checked
 from toolkit.experiments.kit.results import MissingResultError, Results
 
 LEAST_SEEDS = 5
+POWER = 0.8  # that seeds are planned for
 ERROR = 0.05  # of all claims of an experiment together
 
 Margins = tuple[Sequence[float] | np.ndarray, str]
@@ -89,7 +90,14 @@ class Claim:
             word = self._word(*found)
             if is_void:
                 word, numbers = "void", f"the control is not seen to fail; {numbers}"
+            elif word == "not shown":
+                numbers = f"{self._missed(margins, claims)}; {numbers}"
         return Verdict(self.text, word, int((margins > 0).sum()), len(margins), numbers, found)
+
+    def _missed(self, margins: np.ndarray, claims: int) -> str:
+        """The mean margin from which on such a record would have shown the claim."""
+        excess = seen_excess(len(margins), claims=claims) * float(margins.std(ddof=1))
+        return f"a mean of {self.smallest + excess:.2g} is seen in {POWER:.0%} of such records"
 
     def _word(self, low: float, high: float) -> str:
         if low > self.smallest:
@@ -192,6 +200,16 @@ def power(seeds: int, effect: float, *, claims: int = 1, draws: int = 4000) -> f
         raise ValueError(f"wanted 2 seeds and a draw at least; got {seeds} and {draws}")
     margins = np.random.default_rng(0).normal(effect, 1.0, (draws, seeds))
     return float(np.mean([interval(row, claims)[0] > 0 for row in margins]))
+
+
+def seen_excess(seeds: int, *, claims: int = 1) -> float:
+    """The effect of `power` 0.8, in standard deviations of a seed, by the noncentral t."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    bound = t.isf(ERROR / 2 / claims, seeds - 1)
+    centre: Any = brentq(lambda at: nct.sf(bound, seeds - 1, at) - POWER, 0.0, 10.0 * bound)
+    return float(centre) / seeds**0.5
 
 
 @checked

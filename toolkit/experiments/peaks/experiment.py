@@ -184,7 +184,9 @@ def _draw(results: Results, caption: str) -> Any:
     rules = (SEARCH, PROCESS, EDGES, SAME, HALVES, MIDST)
     for at, (rule, look) in enumerate(zip(rules, LOOKS, strict=False)):
         for place, budget in enumerate(BUDGETS):
-            labels = tuple(name for name, each in SETTINGS.items() if each.budget == budget)
+            labels = tuple(name for name in results.labels if SETTINGS[name].budget == budget)
+            if not labels:
+                continue
             factors = QUARTER ** _log_factors(results, rule, labels).mean(0)
             draw_bar(axes, place + (at - 2.5) / 7, list(factors), look, 1 / 7)
         axes.bar(0, 0, color=look.colour, hatch=look.hatch, edgecolor="white", label=rule)

@@ -214,26 +214,32 @@ CLAIMS = (
     Claim(
         f"the {TOKENS[0]} best of {TASK.length} tokens find nine needles in ten",
         above(f"accuracy, {TOKENS[0]} tokens", ["oracle"], 0.9),
+        control=below(f"accuracy, {TOKENS[0]} tokens", [CHANCE], 0.9),
     ),
     Claim(
         f"the last {TOKENS[0]} find fewer than two",
         below(f"accuracy, {TOKENS[0]} tokens", ["window"], 0.2),
+        control=above(f"accuracy, {TOKENS[0]} tokens", ["oracle"], 0.2),
     ),
     Claim(
         "needles stand alone, so tokens ranked one by one find more of them than pages",
         above(f"accuracy, {TOKENS[0]} tokens", ["hata", "pqcache"], ["quest"]),
+        control=below(f"accuracy, {TOKENS[0]} tokens", [CHANCE], ["quest"]),
     ),
     Claim(
         f"{TOKENS[0]} tokens ranked by hashes or by codes find nine needles in ten",
         above(f"accuracy, {TOKENS[0]} tokens", ["hata", "pqcache"], 0.9),
+        control=below(f"accuracy, {TOKENS[0]} tokens", [CHANCE], 0.9),
     ),
     Claim(
         "and Quest's fewer than seven",
         below(f"accuracy, {TOKENS[0]} tokens", ["quest"], 0.7),
+        control=above(f"accuracy, {TOKENS[0]} tokens", ["oracle"], 0.7),
     ),
     Claim(
         "no system keeps more mass than the oracle",
         above("mass, heavy tails", ["oracle"], _OTHERS),
+        control=below("mass, heavy tails", [CHANCE], INDEXED),
     ),
     Claim(
         "at equal tokens a mass target has the better 5th percentile of mass",
@@ -247,10 +253,12 @@ CLAIMS = (
     Claim(
         "Gaussian keys are not sparse: a sixteenth of them holds less than half of the mass",
         below("mass, Gaussian", ["oracle"], 0.5),
+        control=above("mass, heavy tails", ["oracle"], 0.5),
     ),
     Claim(
         f"Tactic holds its target of {TARGET:g} to within 0.05 on heavy tails",
         _near("mass, heavy tails", target_label(TARGET), TARGET, 0.05),
+        control=fails(_near("mass, heavy tails", law_label("power law"), TARGET, 0.05)),
     ),
     Claim(
         "and a higher target holds more",
