@@ -280,6 +280,11 @@ def grouped(**optimizers):
     return optax.multi_transform(optimizers, {name: name for name in optimizers})
 
 
+def holding(factors):
+    """An optimiser that holds arrays of the parameters' shapes."""
+    return optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, factors))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "rate"),
     [
@@ -290,6 +295,7 @@ def grouped(**optimizers):
         (grouped(w=optax.adamw(1e-3), b=optax.sgd(1e-2)), "0.01"),
         (grouped(w=optax.adamw(1e-3), b=optax.set_to_zero()), "0.001"),
         (optax.chain(optax.chain(optax.clip(1.0), optax.chain(optax.adamw(1e-3)))), "0.001"),
+        (optax.chain(optax.adamw(1e-3), holding(TREE)), "0.001"),
         (optax.chain(grouped(w=optax.adam(1e-3), b=optax.adam(1e-3))), "0.001"),
         (optax.masked(optax.adam(1e-3), {"w": True, "b": True}), "0.001"),
         (optax.MultiSteps(optax.adam(1e-3), 4).gradient_transformation(), "0.001"),

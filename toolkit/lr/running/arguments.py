@@ -14,6 +14,7 @@ from toolkit.lr.running.fingerprints import digest_of
 from toolkit.parallel.updates import TrainState
 
 GRADIENT = 1e-3  # so small that no clipping touches it
+LARGE = 2**16  # parameters; of more, the first step of an optimiser is not made in full
 FIRST_STEPS = 32  # most may only accumulate gradients
 OWN_RATE = 0.3  # a unit optimiser moves parameters by more than this
 
@@ -93,8 +94,10 @@ def _own_rate(optimizer: optax.GradientTransformation, params: Any) -> float | N
     gradient (Adam) or is proportional to it (SGD); None for others.
     """
     optimizer = optax.with_extra_args_support(optimizer)
-    # Groups, masks and labels follow the tree; two rows of each array suffice.
-    ones = jax.tree.map(lambda leaf: jnp.ones([min(n, 2) for n in jnp.shape(leaf)]), params)
+    # Groups, masks and labels follow the tree: two rows of each array suffice, but for an optimiser
+    # that holds arrays like the parameters.
+    most = 2 if sum(map(jnp.size, jax.tree.leaves(params))) > LARGE else LARGE
+    ones = jax.tree.map(lambda leaf: jnp.ones([min(n, most) for n in jnp.shape(leaf)]), params)
 
     def moved(gradient: jax.Array) -> jax.Array:
         def step(state: Any, _: None) -> tuple:
