@@ -105,6 +105,18 @@ def test_rates_that_a_seed_did_not_try_are_no_best():
     assert "*" in transfer.report(results).splitlines()[2]
 
 
+def test_no_seed_is_judged_by_a_rate_that_was_chosen_for_it():
+    """Rates that are alike but for noise cost nothing."""
+    noise = np.random.default_rng(0).normal(size=(400, len(transfer.RATES)))
+    outcomes = {seed: {transfer.LOSSES: list(row)} for seed, row in enumerate(noise)}
+    labels = [transfer.TransferSetting(MUP, *size).label for size in (SIZES[0], SIZES[-1])]
+    valley = list(np.abs(np.arange(len(transfer.RATES)) - 5.0))
+    results = Results({labels[0]: {0: {transfer.LOSSES: valley}}, labels[1]: outcomes})
+    found = transfer.excess(results, MUP, SIZES[-1])
+    assert abs(found.mean()) < 0.2
+    assert (noise[:, 5] - noise.min(1)).mean() > 1  # the control
+
+
 def test_one_rate_alone_has_no_excess():
     results = made_up(standard_moves_by=2)
     runs = results.outcomes[TransferSetting(MUP, *SIZES[-1]).label]

@@ -2,9 +2,9 @@
 
 A rule sets rates, decays, initial weights and residual branches by width and depth. Its rate is
 tuned on the small model; the excess is what that rate costs on a large one, seed by seed, against
-the best rate of the same rule there:
+the best rate of the same rule there, by the other seeds:
 
-    excess = loss(rate tuned at 64 x 2) - min over rates of loss(rate)
+    excess = loss(rate tuned at 64 x 2) - loss(best rate of the other seeds)
 
     standard        nothing changes (the control: it must lose)
     muP             rates by width, depth by CompleteP, decay such that decay times rate stays
@@ -162,14 +162,17 @@ def best_of(losses: np.ndarray) -> int:
 
 
 def excess(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
-    """What the rate tuned on the small model costs on this one, seed by seed, in nats.
+    """What the rate tuned on the small model costs on this one, seed by seed, in nats: against the
+    rate that is best for the other seeds, as one chosen by the seed itself is better by chance.
 
     Refused (`MissingResultError`) where no other rate was tried, which would make it 0."""
     tuned = best_of(losses_by_rate(results, rule, SIZES[0]))
     losses = losses_by_rate(results, rule, size)
     if np.isfinite(losses.mean(0)).sum() < 2:
         raise MissingResultError(f"no other rate of {rule} at {size[0]} x {size[1]}")
-    return losses[:, tuned] - losses[:, best_of(losses)]
+    seeds = np.arange(len(losses))
+    others = [losses[seeds != seed] if len(seeds) > 1 else losses for seed in seeds]
+    return losses[:, tuned] - losses[seeds, [best_of(rows) for rows in others]]
 
 
 def carried(results: Results, rule: str, size: tuple[int, int]) -> np.ndarray:
