@@ -1,5 +1,7 @@
 """Rules that read a rate from probes whose ends are recorded for every rate."""
 
+import functools
+
 import numpy as np
 
 from toolkit.lr import LR_RANGE, ProbeThenDecay, ask, fit_gaussian_process, init, tell
@@ -38,7 +40,7 @@ def chosen_rate(rule: str, budget: int, probes: np.ndarray, halves: np.ndarray, 
     if rule == SAME:
         return MIDDLE if np.isclose(planned, MIDDLE) else float(np.exp(peak.log_rate))
     if rule == PROCESS:
-        peak = PeakRate(_lowest_mean(tried, controller.ends), 0)
+        peak = PeakRate(_lowest_mean(tuple(tried), tuple(map(tuple, controller.ends))), 0)
     elif rule == HALVES:
         peak = find_peak(tried, halves[_places(tried)]) or PeakRate(np.log(tried.min()), -1)
     return peak_at(lengths[0], peak, lengths[1])
@@ -48,8 +50,10 @@ def _places(rates: np.ndarray) -> np.ndarray:
     return np.abs(np.log(rates)[:, None] - np.log(RATES)).argmin(1)
 
 
-def _lowest_mean(rates: np.ndarray, ends: np.ndarray) -> float:
+@functools.cache
+def _lowest_mean(rates: tuple[float, ...], rows: tuple[tuple[float, ...], ...]) -> float:
     """The logarithm of the rate of the lowest posterior mean, between the rates that were tried."""
+    ends = np.array(rows)
     finite = np.isfinite(ends).all(1)
     variances = np.zeros(len(ends))
     if ends.shape[1] > 1 and finite.sum() > 1:
