@@ -1,10 +1,13 @@
 """How a rate is chosen from its probes: the rules and the judges on losses made up."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from toolkit.experiments import load_experiment
 from toolkit.experiments.kit.experiment import Workspace
+from toolkit.experiments.kit.records import read_runs, results_of
 from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.verdicts import power
 from toolkit.experiments.peaks import experiment as peaks
@@ -81,6 +84,27 @@ def test_the_planned_seeds_see_a_lead_of_a_fifth():
     excess = (np.log(1.21) / np.log(4) - peaks.MATTERS) / 0.065
     assert round(100 * power(peaks.SEEDS, excess, claims=len(EXPERIMENT.claims))) == 84
     assert {claim.seeds for claim in EXPERIMENT.claims} == {peaks.SEEDS}
+
+
+def test_what_the_page_on_searches_says_of_the_record():
+    path = Path(__file__).parents[2] / "data/experiments/peaks.jsonl"
+    results = results_of(read_runs(path, EXPERIMENT), EXPERIMENT)
+    assert {len(results.samples(label, RUNS)) for label in SETTINGS} == {15}
+    assert len(SETTINGS) == 6 * 3
+    assert peaks.FIRST_SEED == 20
+    verdicts = EXPERIMENT.verdicts(results)
+    words = ["not shown", "seen", "no difference that matters", "seen", "seen"]
+    assert [verdict.word for verdict in verdicts] == words
+    noisy = tuple(label for label, setting in SETTINGS.items() if setting.batch_size == 1)
+    for rule, labels, factor in (
+        (SEARCH, tuple(SETTINGS), 1.27), (PROCESS, tuple(SETTINGS), 1.42),
+        (SEARCH, noisy, 1.42), (EDGES, noisy, 1.90), (HALVES, tuple(SETTINGS), 1.57),
+    ):  # fmt: skip
+        found = 4 ** peaks._log_factors(results, rule, labels).mean()
+        assert found == pytest.approx(factor, abs=0.006), rule
+    assert verdicts[0].agreeing == 15
+    assert 4 ** np.array(verdicts[0].interval) == pytest.approx([1.07, 1.19], abs=0.005)
+    assert np.log(1.1) / np.log(4) == pytest.approx(peaks.MATTERS)
 
 
 @pytest.mark.nightly

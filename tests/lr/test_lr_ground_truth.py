@@ -18,6 +18,8 @@ from toolkit.lr import (
     shape_rates,
     tell,
 )
+from toolkit.lr.fits.peak import PeakRate, peak_at
+from toolkit.lr.problems.small_problems import problem as known_problem
 
 TABLE = 6e-3  # three digits, of which the last is rounded
 STEPS = 1000
@@ -147,3 +149,25 @@ def test_wrong_arguments_are_named():
         last_iterate_bound([1.0, 0.0])
     with pytest.raises(ValueError, match="pieces"):
         problem(10).best_rates(1000, 1.9, pieces=7)
+
+
+def test_a_long_run_on_a_noisy_quadratic_wants_a_lower_peak_than_its_probes():
+    """The run as planned, and at the peak of the probes themselves."""
+    ratios = []
+    for name in ("quadratic 10", "quadratic 100", "quadratic 1d"):
+        task = known_problem(name)
+        for budget in (1000, 2000, 4000):
+            searcher = ProbeThenDecay(task.lr_range, budget)
+            controller = init(searcher)
+            while (request := ask(searcher, controller)).kind == "probe":
+                losses = task.run(task.start(), request)[1]
+                controller, _ = tell(searcher, controller, request, losses)
+            plan, unmoved = controller.plan, PeakRate(0.0, 0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                lower, higher = (
+                    task.quadratic.final_loss(plan / factor)
+                    for factor in (1.0, peak_at(len(plan), unmoved, searcher.probe_steps))
+                )
+            ratios.append(lower / higher)
+    assert (np.array(ratios) < 1).sum() == 7
+    assert ratios.count(0.0) == 2

@@ -1,16 +1,16 @@
 """Probe, then decay: find the peak by short annealed runs, then make the long run.
 
 A probe rises and decays to zero like the run, in about a thirtieth of its length, but at least
-twenty steps: on five development problems the best peak of twenty steps was within a factor of 2 to
-5 of that of a thousand, and that of ten steps was not. Rates are compared by their losses after the
-decay, on the same batches; a comparison at constant rates would include the noise of a high rate.
+twenty steps. Rates are compared by their losses after the decay, on the same batches; a comparison
+at constant rates would include the noise of a high rate.
 
     probes at the middle of the range and beside it
     one more beyond the best, until it lies between two others
     the run:  peak * (max(n, saturation) / steps)^exponent * shape
 
-A Gaussian process in place of the parabola through the best three did as well and no better, in
-trials that are not recorded.
+`toolkit experiment peaks` reads the same probes in other ways on development problems: after half
+of their steps, by a Gaussian process in place of the parabola, and at an edge where no other rate
+is surely worse, the rates are worse.
 """
 
 from dataclasses import dataclass, field, replace

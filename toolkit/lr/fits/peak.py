@@ -2,9 +2,9 @@
 
     peak(horizon) = peak(probe) * (max(probe, saturation) / max(horizon, saturation))^exponent
 
-A long run needs a lower peak, because remaining noise weighs more. Between twenty steps and a few
-hundred the best peak of annealed runs rises on some problems and falls on others, and is not
-changed.
+A long run on a noisy quadratic needs a lower peak, because remaining noise weighs more. Between
+twenty steps and a few hundred the best peak of annealed runs rises on some problems and falls on
+others, and is not changed.
 """
 
 from dataclasses import dataclass
