@@ -103,7 +103,7 @@ def test_what_the_page_on_searches_says_of_the_record():
         found = 4 ** peaks._log_factors(results, rule, labels).mean()
         assert found == pytest.approx(factor, abs=0.006), rule
     assert verdicts[0].agreeing == 15
-    assert 4 ** np.array(verdicts[0].interval) == pytest.approx([1.07, 1.19], abs=0.005)
+    assert 100 * (4 ** np.array(verdicts[0].interval) - 1) == pytest.approx([7, 19], abs=0.5)
     assert np.log(1.1) / np.log(4) == pytest.approx(peaks.MATTERS)
 
 
