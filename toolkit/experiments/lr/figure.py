@@ -42,7 +42,8 @@ def draw(found: Sequence[Cell], caption: str) -> Figure:
     if not workloads:
         caption_below(figure, f"No cell has been run yet. {caption}")
         return figure
-    grid = figure.add_gridspec(2, len(workloads), height_ratios=(2.2, 1), hspace=0.33, wspace=0.1)
+    below = 0.21 + 0.045 * len(budgets)  # a line of text for each
+    grid = figure.add_gridspec(2, len(workloads), height_ratios=(2.2, 1), hspace=below, wspace=0.1)
     figure.subplots_adjust(left=0.135, right=0.985, top=0.955, bottom=0.1)
     methods = [method for method in METHODS if method != REFERENCE]
     for column, name in enumerate(workloads):
