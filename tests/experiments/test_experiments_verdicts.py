@@ -62,6 +62,7 @@ def test_the_interval_is_students():
 def test_fewer_seeds_than_planned_give_no_verdict():
     assert judged([1.0, 1.1] * 4, seeds=9).word == "not shown"
     assert judged([1.0, 1.1] * 5, seeds=9).word == "seen"
+    assert judged([1.0], seeds=1).word == "not shown"  # one has no interval
 
 
 SEEDS = (5, 6, 8, 10, 14, 20, 30)

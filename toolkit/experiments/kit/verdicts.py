@@ -85,7 +85,7 @@ class Claim:
             numbers = f"from runs of {' and '.join(origins)}, to be run again on one; {numbers}"
         elif gap := _seed_left_out(results):
             numbers = f"{gap}; {numbers}"
-        elif len(margins) >= self.seeds and np.isfinite(margins).all():
+        elif len(margins) >= max(self.seeds, 2) and np.isfinite(margins).all():
             found = interval(margins, claims)
             word = self._word(*found)
             if is_void:

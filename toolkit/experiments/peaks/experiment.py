@@ -39,7 +39,7 @@ from toolkit.experiments.peaks.rules import (
     SAME,
     SEARCH,
     chosen_rate,
-)  # fmt: skip
+)
 from toolkit.experiments.probes import MATTERS
 from toolkit.figures import new_figure
 from toolkit.lr import LR_RANGE, ProbeThenDecay, shape_rates
