@@ -114,3 +114,29 @@ def test_losses_too_coarse_for_a_low_rate_mislead_no_search():
     ends = [float(loss(w, jax.tree.map(lambda leaf: leaf[0], data)))
             for w in (jnp.zeros((20, 10)), found.params)]  # fmt: skip
     assert ends[1] < 0.3 * ends[0]
+
+
+@pytest.mark.slow
+def test_with_batches_of_one_a_validation_loss_keeps_the_rate_from_going_too_high():
+    """Once most examples are fitted, the next four say nothing of those that are not."""
+    x, y = pytest.importorskip("sklearn.datasets").load_wine(return_X_y=True)
+    x = jnp.asarray((x - x.mean(0)) / x.std(0), jnp.float32)
+
+    def of_labels(weights, batch):
+        logits = batch[0] @ weights["kernel"] + weights["bias"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    ends, start = [], {"kernel": jnp.zeros((13, 3)), "bias": jnp.zeros(3)}
+    for seed in range(6):
+        order = np.random.default_rng(seed).permutation(len(x))
+        train, held_out, test = (
+            (x[rows], jnp.asarray(y[rows])) for rows in np.split(order, (98, 138))
+        )
+        one = jax.tree.map(lambda leaf: leaf[:, None], train)
+        losses = [
+            float(of_labels(search(of_labels, start, one, budget=301, **options).params, test))
+            for options in ({}, {"validation": lambda w, rows=held_out: of_labels(w, rows)})
+        ]
+        ends.append(losses)
+    began = float(of_labels(start, test))
+    assert [(np.array(ends) > began)[:, way].sum() for way in (0, 1)] == [4, 0]
