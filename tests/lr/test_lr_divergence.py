@@ -1,6 +1,7 @@
 """What a search calls divergence: not batches that differ, but a loss that is not finite."""
 
 import warnings
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from toolkit.experiments.lr.workloads import workload
 from toolkit.lr import ProbeThenDecay, search
 
 X = jax.random.normal(jax.random.key(0), (8, 16, 4))
@@ -59,9 +61,9 @@ def test_probes_that_only_collect_gradients_choose_nothing():
     optimizer = optax.MultiSteps(optax.adamw(1.0), 20)
     found = search(loss_fn, ZEROS, DATA, optimizer=optimizer, budget=600, lr_range=(1e-4, 1.0))
     assert found.reason.startswith(
-        "probes of 20 steps are too short to tell: the middle of lr_range"
+        "probes of 20 steps leave open which rate is best: 0.01, towards the middle of lr_range"
     )
-    assert max(found.progress.controller.rates) == pytest.approx(1e-2)
+    assert max(found.progress.controller.rates) == pytest.approx(1e-2, rel=0.15)
 
 
 def test_a_well_trained_model_is_tuned_further():
@@ -117,8 +119,8 @@ def test_losses_too_coarse_for_a_low_rate_mislead_no_search():
 
 
 @pytest.mark.slow
-def test_with_batches_of_one_a_validation_loss_keeps_the_rate_from_going_too_high():
-    """Once most examples are fitted, the next four say nothing of those that are not."""
+def test_with_batches_of_one_the_rate_does_not_go_too_high():
+    """Once most examples are fitted, the next few say nothing of those that are not."""
     x, y = pytest.importorskip("sklearn.datasets").load_wine(return_X_y=True)
     x = jnp.asarray((x - x.mean(0)) / x.std(0), jnp.float32)
 
@@ -127,16 +129,43 @@ def test_with_batches_of_one_a_validation_loss_keeps_the_rate_from_going_too_hig
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
 
     ends, start = [], {"kernel": jnp.zeros((13, 3)), "bias": jnp.zeros(3)}
+    # The control: the rates that the best of four points chooses.
+    high = partial(ProbeThenDecay, search_fraction=0.0)
+    ways = ({}, {"searcher": high, "lr_range": (2.0, 5.0)})
     for seed in range(6):
         order = np.random.default_rng(seed).permutation(len(x))
-        train, held_out, test = (
-            (x[rows], jnp.asarray(y[rows])) for rows in np.split(order, (98, 138))
-        )
+        train, test = ((x[rows], jnp.asarray(y[rows])) for rows in np.split(order, (98,)))
         one = jax.tree.map(lambda leaf: leaf[:, None], train)
-        losses = [
-            float(of_labels(search(of_labels, start, one, budget=301, **options).params, test))
-            for options in ({}, {"validation": lambda w, rows=held_out: of_labels(w, rows)})
-        ]
-        ends.append(losses)
-    began = float(of_labels(start, test))
-    assert [(np.array(ends) > began)[:, way].sum() for way in (0, 1)] == [4, 0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing is probed
+            found = [search(of_labels, start, one, budget=301, **options) for options in ways]
+        ends.append([float(of_labels(each.params, test)) for each in found])
+    began, (searched, too_high) = float(of_labels(start, test)), np.transpose(ends)
+    assert searched.max() < 0.6 * began < began < np.median(too_high)
+
+
+@dataclass(frozen=True)
+class Heedless(ProbeThenDecay):
+    """The control: keeps whatever is finite."""
+
+    def keeps(self, controller, request, losses):
+        return bool(np.isfinite(losses).all())
+
+
+@pytest.mark.slow
+def test_a_run_that_breaks_down_midway_goes_on_lower():
+    """A perceptron on a table at too high a rate: three starts that forget all after a while."""
+    problem, ends = workload("tabular"), []
+    for seed in (0, 5, 6):
+        params, drawn = problem.init(jax.random.key(seed)), (problem.data, jnp.uint32(seed))
+        for searcher in (ProbeThenDecay, Heedless):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that nothing is probed
+                found = search(
+                    problem.loss, params, drawn, budget=1000, lr_range=(0.3 / 10, 0.3 * 10),
+                    searcher=partial(searcher, search_fraction=0.0), optimizer=optax.adam(1.0),
+                    sample=lambda data, step: problem.sample(data[0], step, data[1]),
+                )  # fmt: skip
+            ends.append(float(problem.loss(found.params, problem.test)))
+    heeding, heedless = np.median(np.reshape(ends, (3, 2)), axis=0)
+    assert heeding < heedless / 50

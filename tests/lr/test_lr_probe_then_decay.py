@@ -7,7 +7,7 @@ from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
 from toolkit.lr.fits.overfitting import overfits_since
-from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, tail_scores
+from toolkit.lr.fits.peak import PeakRate, curve_ends, find_peak, peak_at, tail_scores
 from toolkit.lr.probe_then_decay import RATIO
 from toolkit.lr.reasons import reason_of
 
@@ -129,6 +129,51 @@ def test_a_run_that_diverges_goes_back_a_piece_and_lower(how):
     assert controller.rates[-1] < 0.02 * controller.rates.max()
 
 
+def test_what_is_lost_and_validated_keeps_the_budget():
+    """A piece made again is validated again."""
+
+    def losses(request):
+        is_high = request.kind == "train" and request.rates.max() > 1e-3
+        return losses_of(request) * np.linspace(1.0, 10.0 if is_high else 1.0, request.points)
+
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 4000, validation_batches=20), losses)
+    assert sum(not is_kept for _, is_kept in requests) >= 5
+    assert controller.ledger.forward_evaluations >= 20 * (20 + 4)
+    assert 3900 < controller.ledger.spent <= 4000
+
+
+def a_run_that_rises(when):
+    """Losses that fall to a tenth, and rise to a half within a piece in which `when` holds."""
+
+    def losses_along(request):
+        losses = losses_of(request)
+        if request.kind == "train":
+            losses = 0.1 + 0.01 * np.random.default_rng(0).normal(size=losses.shape)
+            if when(request.rates.max()):
+                losses += np.linspace(0.0, 0.4, losses.shape[1])
+        return losses
+
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 4000), losses_along)
+    assert controller.ledger.gradient_evaluations == 4000
+    return controller, [is_kept for r, is_kept in requests if r.kind == "train"].count(False)
+
+
+def test_a_run_that_breaks_down_goes_back_a_piece_and_lower():
+    healthy, none_lost = a_run_that_rises(lambda rate: False)
+    assert none_lost == 0
+    broken, lost = a_run_that_rises(lambda rate: rate > 0.8 * healthy.rates.max())
+    assert lost == 1
+    assert broken.lost_at < 4000
+    assert broken.rates[-2000:].max() == pytest.approx(0.7 * healthy.rates.max(), rel=0.01)
+
+
+def test_batches_whose_losses_rise_at_every_rate_cost_one_piece():
+    """As where examples are sorted by how hard they are."""
+    controller, lost = a_run_that_rises(lambda rate: True)
+    assert lost == 1
+    assert controller.lost_at >= 4000
+
+
 def test_everything_diverged_still_ends_at_the_budget():
     controller, _ = run(
         ProbeThenDecay(LR_RANGE, 1000), lambda r: np.full((len(r.rates), r.points), np.nan)
@@ -194,7 +239,8 @@ def test_a_controller_resumes_from_its_arrays(cut):
 
 def test_the_peak_of_a_parabola_and_of_a_cliff():
     rates = np.geomspace(1e-3, 1.0, 7)
-    peak = lambda losses: find_peak(rates, losses[:, None])  # noqa: E731
+    middle = np.log(rates[3])
+    peak = lambda losses: find_peak(rates, losses[:, None], middle)  # noqa: E731
     exact = peak((np.log(rates) - np.log(2e-2)) ** 2)
     assert np.exp(exact.log_rate) == pytest.approx(2e-2)
     assert exact.edge == 0
@@ -203,7 +249,7 @@ def test_the_peak_of_a_parabola_and_of_a_cliff():
     assert rates[3] < np.exp(found.log_rate) <= rates[4]
     assert peak(np.full(7, np.inf)) is None
     for above in (2.0, np.inf):  # a lower rate diverged: the best as it is
-        found = find_peak(rates[:3], np.array([[np.inf], [1.0], [above]]))
+        found = find_peak(rates[:3], np.array([[np.inf], [1.0], [above]]), middle)
         assert (found.log_rate, found.edge) == (np.log(rates[1]), 0)
     assert peak(rates).edge == -1
     broken_down = np.array([7.0, 6, 5, 6, 8, 4.5, 4.9])
@@ -213,12 +259,13 @@ def test_the_peak_of_a_parabola_and_of_a_cliff():
 
 def test_a_rise_within_the_noise_of_the_differences_does_not_stop_the_search():
     rates, noise = np.geomspace(1e-3, 1.0, 4), np.array([[1.0, -1, 1, -1]])
+    middle = np.log(rates[2])
     rising = np.array([[5.0], [5.1], [4.0], [6.0]])  # the lowest is a little better by chance
     unsure = rising + noise * np.array([[0.0], [1.0], [0.0], [0.0]])
-    assert np.exp(find_peak(rates, unsure).log_rate) == pytest.approx(rates[2], rel=1.0)
-    assert find_peak(rates, rising + 0 * noise).edge == -1  # the control: it surely rises
+    assert np.exp(find_peak(rates, unsure, middle).log_rate) == pytest.approx(rates[2], rel=1.0)
+    assert find_peak(rates, rising + 0 * noise, middle).edge == -1  # the control: it surely rises
     shared = rising + 100 * noise  # noise of the batches is in all alike
-    assert find_peak(rates, shared).edge == -1
+    assert find_peak(rates, shared, middle).edge == -1
 
 
 @pytest.mark.parametrize("slope", [0.0, -3.0, 3.0])
@@ -243,8 +290,19 @@ def test_equal_losses_are_no_rise(points):
     """Of losses in bfloat16 a low rate changes none."""
     rates = np.geomspace(1e-3, 1.0, 4)
     ends = np.repeat([[2.0], [2.0], [1.0], [1.5]], points, axis=1)
-    assert find_peak(rates, ends).edge == 0
-    assert find_peak(rates, np.add(ends, [[0.0], [0.1], [0.0], [0.0]])).edge == -1  # the control
+    assert find_peak(rates, ends, np.log(rates[2])).edge == 0
+    higher = np.add(ends, [[0.0], [0.1], [0.0], [0.0]])
+    assert find_peak(rates, higher, np.log(rates[2])).edge == -1  # the control
+
+
+def test_the_best_gives_way_to_the_nearest_to_the_middle_that_is_not_surely_worse():
+    rates, noise = np.geomspace(1e-4, 1e-1, 4), 0.2 * np.array([1.0, -1, 1, -1])
+    ends = np.array([[4.0], [3.0], [2.1], [2.0]]) + noise * np.array([[0.0], [0.0], [0.0], [1.0]])
+    found = find_peak(rates, ends, np.log(rates[1]))
+    assert (found.log_rate, found.edge, found.is_open) == (np.log(rates[2]), 0, True)
+    assert find_peak(rates, ends, np.log(rates[0])) == found
+    sure = find_peak(rates, ends + noise * np.array([[0.0], [0.0], [1.0], [0.0]]), np.log(rates[1]))
+    assert (sure.edge, sure.is_open) == (1, False)  # the control: the noise is in both
 
 
 def test_only_a_long_run_wants_a_lower_peak_than_its_probes():
@@ -257,12 +315,12 @@ def test_only_a_long_run_wants_a_lower_peak_than_its_probes():
 def test_noise_that_candidates_share_is_none_between_them():
     common = np.random.default_rng(0).normal(size=50)
     losses = np.array([1.0 + common, 1.01 + common, np.full(50, np.nan)])
-    means, variances = tail_scores(losses)
+    means, variances = tail_scores(curve_ends(losses))
     assert means[1] - means[0] == pytest.approx(0.01)
     assert means[2] == np.inf
     np.testing.assert_allclose(variances, 0.0, atol=1e-20)
     alone = losses + 0.1 * np.random.default_rng(1).normal(size=losses.shape)
-    assert (tail_scores(alone)[1][:2] > 1e-5).all()  # the control
+    assert (tail_scores(curve_ends(alone))[1][:2] > 1e-5).all()  # the control
 
 
 @pytest.mark.parametrize(

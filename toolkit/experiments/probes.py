@@ -24,7 +24,7 @@ from toolkit.experiments.lr.report import QUARTER
 from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import workload
 from toolkit.lr import shape_rates
-from toolkit.lr.fits.peak import tail_scores
+from toolkit.lr.fits.peak import curve_ends
 from toolkit.lr.probe_then_decay import PROBE_WARMUP, RUN_WARMUP
 
 STEPS, RUN, PROBE, THIRD = 300, 240, 20, 7
@@ -63,8 +63,8 @@ def _block(setting: ProbeSetting, first: int) -> list[dict[str, Any]]:
         KEPT: train(probed, "trapezoid", run, RUN_WARMUP)[0],
     }
     found = {name: trainer.evaluate(lanes, problem.test) for name, lanes in reached.items()}
-    found[ENDS] = np.array([tail_scores(rows)[0] for rows in curves])
-    found[EARLY] = np.array([tail_scores(rows[:, :THIRD])[0] for rows in curves])
+    found[ENDS] = np.array([curve_ends(rows).mean(-1) for rows in curves])
+    found[EARLY] = np.array([curve_ends(rows[:, :THIRD]).mean(-1) for rows in curves])
     # What diverged is worth no more than the start.
     worst = curves[:, :1, 0]
     found = {

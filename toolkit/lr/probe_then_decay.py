@@ -9,8 +9,8 @@ at constant rates would include the noise of a high rate.
     the run:  peak * (max(n, saturation) / steps)^exponent * shape
 
 `toolkit experiment peaks` reads the same probes in other ways on development problems: after half
-of their steps, by a Gaussian process in place of the parabola, and at an edge where no other rate
-is surely worse, the rates are worse.
+of their steps, by a Gaussian process in place of the parabola, and by their best alone, whatever
+the noise, the rates are worse.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,6 @@ from toolkit.lr.fits.peak import (
     PeakRate,
     curve_ends,
     find_peak,
-    is_surely_worse,
     peak_at,
     tail_scores,
 )
@@ -47,10 +46,14 @@ RATIO = 10 ** (2 / 3)  # between rates: closer ones differ by less than the nois
 EXPECTED = 4  # probes, of which the budget of the search pays
 MOST_MOVES = 3  # beyond the best, within the range
 PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
+PROBE_TAIL = 1 / 3  # by which probes are compared: more would see the noise of rates not yet fallen
 RUN_WARMUP = 0.05
 PIECES = 20  # pieces of the run: one is lost when it diverges
 BACKOFF = 0.7  # factor on the rest of the schedule after divergence
 BLOWN_UP = 3.0  # times the highest loss at the start
+BROKEN_DOWN = 0.05  # of that loss: a rise within a piece
+SURE = 3.0  # standard deviations of such a rise
+EARLY = 0.2  # of a run, in which losses may rise to the noise of its peak
 LARGEST_SEARCH = 0.25  # of the budget, for the first probes, however short they are
 LARGEST_VALIDATION = 0.25  # of the search
 LARGEST_WATCHING = 0.05  # of the budget, for validation losses along the run
@@ -65,9 +68,9 @@ class ProbeController(Controller):
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     stage: int = PROBING
     extended: int = 0  # how often the search has gone beyond its range
-    # Before training: the highest of the candidate that rose least, as batches may differ by orders
-    # of magnitude; infinity until known.
+    # Before training: the highest of the candidate that rose least, as batches may differ much.
     start_loss: float = np.inf
+    lost_at: int = -1  # steps kept before the last piece lost; past the run: rises are ignored
     # [candidates for the peak, points], the ends of their curves on the same batches
     ends: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -116,6 +119,11 @@ class ProbeThenDecay:
         require(self, checks)
 
     @property
+    def middle(self) -> float:
+        """Of the range of rates, for where nothing is known."""
+        return float(np.sqrt(np.prod(self.lr_range)))
+
+    @property
     def is_by_validation(self) -> bool:
         """Whether probes go by a validation loss: not where that takes too much of the search."""
         return (
@@ -160,38 +168,46 @@ class ProbeThenDecay:
         return replace(request, is_checked=self.is_watched)
 
     def keeps(self, controller: ProbeController, request: Request, losses: np.ndarray) -> bool:
-        """Whether the losses are finite and have not blown up, as they may long before infinity."""
+        """Whether the losses are finite, and have neither blown up nor broken down."""
         if not np.isfinite(losses).all():
             return False
-        end = tail_scores(losses)[0][0]
-        return bool(end <= BLOWN_UP * _start_loss(controller, losses) or end <= 0)
+        start_loss = _start_loss(controller, losses)
+        if curve_ends(losses).mean() > max(BLOWN_UP * start_loss, 0):
+            return False
+        kept = controller.ledger.kept_steps
+        is_early = kept < EARLY * (kept + len(controller.plan))
+        is_spared = is_early or controller.lost_at >= kept
+        return is_spared or not _breaks_down(losses[0], start_loss)
 
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
     ) -> ProbeController:
-        """Record candidates; plan the run once nothing is left to probe; lower its rates when it
-        diverges.
-        """
+        """Record candidates; plan the run after the last; lower its rates when it diverges."""
         if request.kind == "probe":
             return _after_probes(self, controller, request, losses)
         if is_kept:
             plan = controller.plan[request.rates.shape[1] :]
             if len(plan) and overfits_since(controller.checks) is not None:
                 plan = _early_end(plan, request)
-            return replace(controller, plan=plan, start_loss=_start_loss(controller, losses))
-        left = min(steps_left(self, controller), len(controller.plan))
+            start_loss, lost_at = _start_loss(controller, losses), controller.lost_at
+            if lost_at + losses.shape[1] == controller.ledger.kept_steps:
+                # If losses rise at lower rates, too, the batches do that.
+                lost_at += self.budget * _breaks_down(losses[0], start_loss)
+            return replace(controller, plan=plan, start_loss=start_loss, lost_at=lost_at)
+        left = min(_run_steps(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
-        return replace(controller, plan=plan.astype(np.float32))
+        lost_at = controller.ledger.kept_steps
+        return replace(controller, plan=plan.astype(np.float32), lost_at=lost_at)
 
 
 def _probes(searcher: ProbeThenDecay, controller: ProbeController) -> Request:
     if len(controller.ends):
-        rates = np.array([_beyond(searcher, best_peak(controller))])
+        rates = np.array([_beyond(searcher, best_peak(searcher, controller))])
     else:
         low, high = searcher.lr_range
         places = np.arange(searcher.candidates) - (searcher.candidates - 1) / 2
         ratio = min(RATIO, (high / low) ** (1 / (searcher.candidates - 1)))
-        rates = np.sqrt(low * high) * ratio**places
+        rates = searcher.middle * ratio**places
     steps = searcher.probe_steps
     warmup = round(PROBE_WARMUP * steps) if steps > 2 else 0
     rows = np.multiply.outer(rates, shape_rates(searcher.shape, steps, warmup))
@@ -201,7 +217,8 @@ def _probes(searcher: ProbeThenDecay, controller: ProbeController) -> Request:
 def _after_probes(
     searcher: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
 ) -> ProbeController:
-    scores, variances = tail_scores(losses)
+    ends = curve_ends(losses, PROBE_TAIL)
+    scores, variances = tail_scores(ends)
     rates, start_loss = request.rates.max(1), controller.start_loss
     low, high = searcher.lr_range
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
@@ -217,7 +234,6 @@ def _after_probes(
         variance=variances,
     )
     extended = controller.extended + int(is_beyond)
-    ends = curve_ends(losses)
     ends = np.concatenate([controller.ends, ends]) if len(controller.ends) else ends
     controller = replace(
         controller, table=table, start_loss=start_loss, extended=extended, ends=ends
@@ -227,9 +243,9 @@ def _after_probes(
 
 def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
     """Whether the best is at an edge, and extensions and budget allow looking beyond."""
-    peak = best_peak(controller)
+    peak = best_peak(searcher, controller)
     can_pay = steps_left(searcher, controller) > searcher.budget // 2 + searcher.probe_steps
-    if not (peak.edge and can_pay) or is_inconclusive(controller, peak):
+    if not (peak.edge and can_pay):
         return False
     low, high = searcher.lr_range
     if not low * (1 - 1e-6) <= _beyond(searcher, peak) <= high * (1 + 1e-6):
@@ -251,23 +267,24 @@ def _start_loss(controller: ProbeController, losses: np.ndarray) -> float:
     return known if np.isfinite(known) else float(losses[0, : -(-losses.shape[1] // 4)].max())
 
 
-def best_peak(controller: ProbeController) -> PeakRate:
-    """The peak among the candidates; the lowest rate if all diverged."""
-    rates = controller.table["rate"]
-    peak = find_peak(rates, controller.ends)
-    return PeakRate(float(np.log(rates.min())), -1) if peak is None else peak
-
-
-def is_inconclusive(controller: ProbeController, peak: PeakRate) -> bool:
-    """Whether the best rate is at an edge, which needs more evidence than the middle, and no other
-    is surely worse, or probes are too short to believe the lowest. None has diverged.
-    """
-    rates, ends = controller.table["rate"], controller.ends
-    if not peak.edge or not np.isfinite(ends).all():
+def _breaks_down(losses: np.ndarray, start_loss: float) -> bool:
+    """Whether a piece that had learnt surely rises from its first quarter to its last."""
+    quarter = len(losses) // 4
+    first, last = losses[:quarter], losses[-quarter:]
+    if quarter < 2 or first.mean() >= start_loss:
         return False
-    best = ends[(peak.edge * rates).argmax()]
-    is_short = peak.edge == -1 and controller.table["steps"][0] < EVIDENCE
-    return bool(is_short) or not any(is_surely_worse(each, best) for each in ends)
+    noise = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / quarter)
+    return bool(last.mean() - first.mean() > max(SURE * noise, BROKEN_DOWN * start_loss))
+
+
+def best_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRate:
+    """The peak of the probes; the lowest rate if all diverged, the middle if short ones like it."""
+    rates, middle = controller.table["rate"], float(np.log(searcher.middle))
+    peak = find_peak(rates, controller.ends, middle)
+    if peak is None:
+        return PeakRate(float(np.log(rates.min())), -1)
+    is_short = controller.table["steps"][0] < EVIDENCE and np.isfinite(controller.ends).all()
+    return PeakRate(middle, 0, is_open=True) if is_short and peak.edge == -1 else peak
 
 
 def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:
@@ -277,13 +294,19 @@ def _early_end(plan: np.ndarray, request: Request) -> np.ndarray:
     return np.minimum(fall, plan[:steps]).astype(np.float32)
 
 
+def _run_steps(searcher: ProbeThenDecay, controller: ProbeController) -> int:
+    """What is left of the budget, without the validation losses of the pieces to come."""
+    left = steps_left(searcher, controller)
+    pieces = int(np.ceil(PIECES * left / max(left + controller.ledger.kept_steps, 1)))
+    return max(left - int(np.ceil(searcher.is_watched * searcher._validating(pieces))), 0)
+
+
 def _planned(searcher: ProbeThenDecay, controller: ProbeController) -> ProbeController:
     """The run: the peak of the probes moved to its length, times the shape."""
-    watching = int(np.ceil(searcher.is_watched * searcher._validating(PIECES)))
-    steps = max(steps_left(searcher, controller) - watching, 1)
-    rate = np.sqrt(np.prod(searcher.lr_range))  # the middle, where nothing is known
-    if len(controller.ends) and not is_inconclusive(controller, best_peak(controller)):
-        rate = peak_at(steps, best_peak(controller), searcher.probe_steps)
+    steps = max(_run_steps(searcher, controller), 1)
+    rate = searcher.middle
+    if len(controller.ends):
+        rate = peak_at(steps, best_peak(searcher, controller), searcher.probe_steps)
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
     plan = (rate * shape_rates(searcher.shape, steps, warmup)).astype(np.float32)
     return replace(controller, plan=plan, stage=PLANNED)

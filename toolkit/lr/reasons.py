@@ -6,7 +6,7 @@ import numpy as np
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.fits.overfitting import RECENT, overfits_since
-from toolkit.lr.probe_then_decay import ProbeThenDecay, best_peak, is_inconclusive
+from toolkit.lr.probe_then_decay import ProbeThenDecay, best_peak
 from toolkit.lr.protocol import Controller, steps_left
 
 
@@ -20,7 +20,7 @@ def reason_of(constants: Any, controller: Any) -> str:
     elif not np.isfinite(table["forecast"]).any():
         why = f"all {len(table['rate'])} candidates diverged: the lowest rate"
     elif isinstance(constants, ProbeThenDecay):
-        why = _by_probes(controller)
+        why = _by_probes(constants, controller)
     elif isinstance(constants, AutoLRS):
         why = _by_forecasts(constants, controller)
     else:
@@ -55,11 +55,12 @@ def _unused_validation(constants: Any, controller: Controller) -> str:
     return ""
 
 
-def _by_probes(controller: Any) -> str:
+def _by_probes(constants: ProbeThenDecay, controller: Any) -> str:
     rates, steps = controller.table["rate"], controller.table["steps"].max()
-    peak = best_peak(controller)
-    if is_inconclusive(controller, peak):
-        return f"probes of {steps} steps are too short to tell: the middle of lr_range"
+    peak = best_peak(constants, controller)
+    if peak.is_open:
+        why = f"probes of {steps} steps leave open which rate is best"
+        return f"{why}: {np.exp(peak.log_rate):.2g}, towards the middle of lr_range"
     if peak.edge:
         which = "highest" if peak.edge > 0 else "lowest"
         return (

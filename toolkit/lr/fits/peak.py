@@ -15,6 +15,7 @@ EXPONENT = 0.2
 SATURATION = 300  # steps; a compromise between five small problems
 CLIFF = 2.0  # times the rise on the other side: a diverged neighbour only means "higher"
 MOST_TAIL_POINTS = 16
+TAIL = 0.2  # fraction of a curve that is its end
 GUARD = 2.0  # standard deviations of paired differences
 
 
@@ -24,20 +25,30 @@ class PeakRate:
 
     log_rate: float  # where it is
     edge: int  # -1 or 1 if it is the lowest or the highest rate tried, otherwise 0
+    is_open: bool = False  # whether noise leaves a better one open
 
 
-def find_peak(rates: np.ndarray, ends: np.ndarray) -> PeakRate | None:
+def find_peak(rates: np.ndarray, ends: np.ndarray, middle: float) -> PeakRate | None:
     """Fit a parabola in log rate to the best rate and its neighbours; None if all diverged.
 
     The best is the lowest rate above which the losses `ends` [candidates, points] surely rise. A
     lower loss beyond that rise belongs to a run that broke down: early on, a model that predicts
-    the average is not the worst.
+    the average is not the worst. By noise alone the best of a few is often far away, so that it
+    gives way to its neighbour towards `middle`, a log rate, until one is surely worse.
     """
     order = np.argsort(rates)
     x, ends = np.log(rates[order]), ends[order]
     best, y = first_before_a_rise(ends), ends.mean(-1)
     if not np.isfinite(y[best]):
         return None
+    place, goal = best, int(np.abs(x - middle).argmin())
+    while place != goal:
+        following = place + int(np.sign(goal - place))
+        if not np.isfinite(y[following]) or is_surely_worse(ends[following], ends[place]):
+            break
+        place = following
+    if place != best:
+        return PeakRate(float(x[place]), 0, is_open=True)
     if best in (0, len(x) - 1):
         return PeakRate(float(x[best]), 0 if len(x) == 1 else -1 if best == 0 else 1)
     left, right = y[best - 1] - y[best], y[best + 1] - y[best]
@@ -53,9 +64,7 @@ def find_peak(rates: np.ndarray, ends: np.ndarray) -> PeakRate | None:
 
 
 def first_before_a_rise(ends: np.ndarray) -> int:
-    """The first after which the losses [candidates, points], by ascending rate, surely rise: by
-    more than two standard deviations of their differences on the same batches. Or else the best.
-    """
+    """The first, by ascending rate, after which losses [candidates, points] rise, or the best."""
     best = 0
     for at in range(1, len(ends)):
         if not np.isfinite(ends[best]).all():
@@ -70,10 +79,9 @@ def first_before_a_rise(ends: np.ndarray) -> int:
 
 
 def is_surely_worse(losses: np.ndarray, others: np.ndarray) -> bool:
-    """Whether `losses` [points] are higher by two standard deviations of the mean difference, which
-    a single point does not show: it counts as it is.
-    """
+    """Whether `losses` [points] are higher by two standard deviations of the mean difference."""
     rises = losses - others
+    # A single point counts as it is.
     noise = rises.std(ddof=1) / len(rises) ** 0.5 if len(rises) > 1 else 0.0
     return bool(rises.mean() > 0 and rises.mean() >= GUARD * noise)
 
@@ -87,22 +95,21 @@ def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:
     return float(np.exp(peak.log_rate) * (1.0 if peak.edge == 1 else shorter**EXPONENT))
 
 
-def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean losses at the end of each curve [candidates], infinity if it diverged, and the variances
-    of their *differences*, in which noise of the shared batches cancels.
+def tail_scores(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean losses at the ends [candidates, points] of curves, infinity if one diverged, and the
+    variances of their *differences*, in which noise of the shared batches cancels.
     """
-    tail = curve_ends(losses)
-    points, means, variances = tail.shape[-1], tail.mean(-1), np.zeros(len(tail))
+    points, means, variances = ends.shape[-1], ends.mean(-1), np.zeros(len(ends))
     finite = np.isfinite(means)
     if points > 1 and finite.sum() > 1:
-        alone = tail[finite] - np.median(tail[finite], axis=0)
+        alone = ends[finite] - np.median(ends[finite], axis=0)
         variances[finite] = alone.var(-1, ddof=1) / points
     return means, variances
 
 
-def curve_ends(losses: np.ndarray) -> np.ndarray:
+def curve_ends(losses: np.ndarray, tail: float = TAIL) -> np.ndarray:
     """The last points [candidates, points] of each curve, infinity if it diverged."""
     finite = np.isfinite(losses).all(-1, keepdims=True)
     # Of a long decay the last fifth is not its end.
-    points = int(np.clip(losses.shape[1] // 5, 1, MOST_TAIL_POINTS))
+    points = int(np.clip(tail * losses.shape[1] + 1e-9, 1, MOST_TAIL_POINTS))
     return np.where(finite, losses, np.inf)[:, -points:]
