@@ -164,7 +164,7 @@ def test_what_the_page_of_results_says_is_left_to_run():
     assert transfer.minutes == 520
     runs = read_runs(folder / "transfer.jsonl", transfer)
     counts = Counter(line["label"] for line in runs)
-    assert [counts[f"{rule}: 512 x 2"] for rule in RULES] == [1, 1, 0, 0, 0]
+    assert [counts[f"{rule}: 512 x 2"] for rule in RULES] == [5, 5, 0, 0, 0]
     without = {rule for rule in RULES if not counts[f"{rule}: 64 x 16"]}
     assert without == {"long warm-up", "muP, coupled"}
     assert not [rule for rule in RULES if counts[f"{rule}: 512 x 16"] < 5]
