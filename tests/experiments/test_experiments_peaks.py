@@ -13,9 +13,9 @@ from toolkit.experiments.kit.verdicts import power
 from toolkit.experiments.peaks import experiment as peaks
 from toolkit.experiments.peaks.experiment import ENDS, RUNS, SETTINGS, SHORT, WHOLE
 from toolkit.experiments.peaks.rules import (
+    BEST,
     CHANCE,
     DIVERGED,
-    EDGES,
     HALVES,
     MIDDLE,
     PROCESS,
@@ -36,11 +36,11 @@ def valley(best, points, noise=0.0, seed=0):
 
 
 def chosen(rule, best, noise=0.0, seed=0, budget=300):
-    return chosen_rate(rule, budget, valley(best, 4, noise, seed), valley(best, 2), seed)
+    return chosen_rate(rule, budget, valley(best, 6, noise, seed), valley(best, 3), seed)
 
 
 def test_every_rule_but_the_middle_finds_a_clear_valley():
-    for rule in (SEARCH, PROCESS, EDGES, SAME, HALVES):
+    for rule in (SEARCH, PROCESS, BEST, SAME, HALVES):
         assert chosen(rule, 2e-2) == pytest.approx(2e-2, rel=0.3), rule
     assert chosen("the middle", 2e-2) == MIDDLE
     assert chosen(CHANCE, 2e-2) != chosen(CHANCE, 2e-2, seed=1)
@@ -51,21 +51,21 @@ def test_only_the_search_takes_the_middle_where_probes_are_noise():
         rates = [chosen(rule, MIDDLE, noise=10.0, seed=seed) for seed in range(30)]
         return np.mean(np.isclose(rates, MIDDLE))
 
-    assert share(SEARCH) > 0.3 > 0.15 > max(share(EDGES), share(PROCESS))
+    assert share(SEARCH) > 0.5 > 0.3 > max(share(BEST), share(PROCESS))
 
 
 def test_diverged_probes_are_never_chosen():
-    probes = valley(0.3, 4)
+    probes = valley(0.3, 6)
     probes[DECADES > -2] = DIVERGED
-    for rule in (SEARCH, EDGES, PROCESS, HALVES):
-        assert chosen_rate(rule, 300, probes, probes[:, :2], 0) < 1.1e-2
+    for rule in (SEARCH, BEST, PROCESS, HALVES):
+        assert chosen_rate(rule, 300, probes, probes[:, :3], 0) < 1.1e-2
 
 
 def made_up(probe_best):
     """Runs are best at 2e-2, probes at a rate."""
     outcome = {WHOLE: valley(2e-2, 1)[:, 0], SHORT: valley(2e-2, 1)[:, 0] + 0.3,
-               RUNS: valley(2e-2, 1)[:, 0], ENDS: valley(probe_best, 4),
-               HALVES: valley(1e-4, 2)}  # fmt: skip
+               RUNS: valley(2e-2, 1)[:, 0], ENDS: valley(probe_best, 6),
+               HALVES: valley(1e-4, 3)}  # fmt: skip
     return Results({label: dict.fromkeys(range(15), outcome) for label in SETTINGS})
 
 
@@ -101,7 +101,7 @@ def test_what_the_page_on_searches_says_of_the_record():
     noisy = tuple(label for label, setting in SETTINGS.items() if setting.batch_size == 1)
     for rule, labels, factor in (
         (SEARCH, tuple(SETTINGS), 1.27), (PROCESS, tuple(SETTINGS), 1.42),
-        (SEARCH, noisy, 1.42), (EDGES, noisy, 1.90), (HALVES, tuple(SETTINGS), 1.57),
+        (SEARCH, noisy, 1.42), (BEST, noisy, 1.90), (HALVES, tuple(SETTINGS), 1.57),
     ):  # fmt: skip
         found = 4 ** peaks._log_factors(results, rule, labels).mean()
         assert found == pytest.approx(factor, abs=0.006), rule

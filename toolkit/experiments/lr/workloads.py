@@ -1,4 +1,4 @@
-"""Workloads for the comparison of learning rates: six small problems without downloads.
+"""Workloads for the comparison of learning rates: seven small problems without downloads.
 
 A workload is pure functions and arrays: parameters from a key, a batch from a step and a seed. Its
 three splits are disjoint; the test split is only for the report.
@@ -150,6 +150,26 @@ def _tabular() -> Workload:
     )  # fmt: skip
 
 
+def _clouds() -> Workload:
+    """Two clouds of points, 3 % of which lie nearer to the other: few examples tell rates apart."""
+
+    def law(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng(seed)
+        labels = random.integers(2, size=count)
+        apart = 1.9 * (2 * labels - 1)[:, None] / 20**0.5
+        return random.normal(size=(count, 20)) + apart, labels
+
+    def loss(params: Any, batch: tuple[Array, Array]) -> Array:
+        return cross_entropy(mlp(params, batch[0]), batch[1])
+
+    splits = {name: as_arrays(law(seed, rows)) for seed, (name, rows) in enumerate(ROWS.items())}
+    return Workload(
+        "", "two clouds, MLP", 8, functools.partial(dense, sizes=(20, 32, 2)), loss,
+        splits["training"], functools.partial(draw_rows, batch_size=8),
+        splits["validation"], splits["test"],
+    )  # fmt: skip
+
+
 def _adding() -> Workload:
     """A recurrent net adds two marked numbers of sixteen."""
     length, width = 16, 32
@@ -200,5 +220,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "digits-cnn": _digits_cnn,
     "looped": _looped,
     "adding": _adding,
+    "clouds": _clouds,
 }
 """Name -> how to make it."""

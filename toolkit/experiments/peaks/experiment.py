@@ -5,7 +5,7 @@ losses of these probes, and each rule reads the probes that it asked for:
 
     the search            what `toolkit.lr.ProbeThenDecay` plans
     a Gaussian process    the lowest posterior mean; the noise of each value from paired differences
-    edges believed        the best rate, though at an edge no other be surely worse
+    the best believed     whatever the noise
     the same rate         whatever the length of the run
     half a probe          after half of the steps
     the middle            of the range, whatever the probes say
@@ -29,9 +29,9 @@ from toolkit.experiments.lr.sources import Workload, draw_rows
 from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import workload
 from toolkit.experiments.peaks.rules import (
+    BEST,
     CHANCE,
     DIVERGED,
-    EDGES,
     HALVES,
     MIDST,
     PROCESS,
@@ -44,12 +44,12 @@ from toolkit.experiments.probes import MATTERS
 from toolkit.figures import new_figure
 from toolkit.lr import LR_RANGE, ProbeThenDecay, shape_rates
 from toolkit.lr.fits.peak import curve_ends
-from toolkit.lr.probe_then_decay import EXPECTED, PROBE_WARMUP, RUN_WARMUP
+from toolkit.lr.probe_then_decay import EXPECTED, PROBE_TAIL, PROBE_WARMUP, RUN_WARMUP
 
-BUDGETS, WORKLOADS = (300, 1000, 4000), ("tabular", "digits-mlp", "char-lm", "adding")
-NOISY = ("tabular", "digits-mlp")  # also with batches of one example
-FIRST_SEED = 20  # the rule was chosen on seeds 0 to 4, and tried on 10 to 14
-# They see a factor of 1.21, by its deviation of .065 on seeds 0 to 4, in 84 of 100 records.
+BUDGETS, WORKLOADS = (300, 1000, 4000), ("tabular", "digits-mlp", "char-lm", "adding", "clouds")
+NOISY = ("tabular", "digits-mlp", "clouds")  # also with batches of one example
+FIRST_SEED = 50  # the rule was chosen and tried on lower ones
+# They see a factor of 1.21, by its deviation of .065 on other seeds, in 84 of 100 records.
 SEEDS = 3 * LEAST_SEEDS
 RUNS, WHOLE, SHORT, ENDS = "run", "linear", "linear, a quarter", "probe"
 
@@ -112,7 +112,7 @@ def _block(setting: PeakSetting, first: int) -> list[dict[str, Any]]:
         found[name] = np.where(np.isfinite(losses), np.minimum(losses, worst), worst)
     for name, length in ((ENDS, steps), (HALVES, steps // 2)):
         curves = train("trapezoid", length, PROBE_WARMUP)[1]
-        found[name] = np.minimum([curve_ends(rows) for rows in curves], DIVERGED)
+        found[name] = np.minimum([curve_ends(rows, PROBE_TAIL) for rows in curves], DIVERGED)
     # As many digits as the losses have.
     return [
         {name: [float(f"{x:.7g}") for x in losses[at].ravel()] for name, losses in found.items()}
@@ -165,7 +165,7 @@ def _claims() -> tuple[Claim, ...]:
     noisy = tuple(label for label, setting in SETTINGS.items() if setting.batch_size)
     claims = {
         f"{SEARCH} needs a tenth fewer evaluations than {PROCESS}": (PROCESS, ()),
-        f"with batches of one, {SEARCH} needs a tenth fewer than {EDGES}": (EDGES, noisy),
+        f"with batches of one, {SEARCH} needs a tenth fewer than {BEST}": (BEST, noisy),
         f"in {BUDGETS[-1]}, {SEARCH} needs a tenth fewer than {SAME}": (SAME, longest),
         f"{SEARCH} needs a tenth fewer than after {HALVES}": (HALVES, ()),
         f"{SEARCH} needs a tenth fewer than in {MIDST}": (MIDST, ()),
@@ -181,7 +181,7 @@ def _draw(results: Results, caption: str) -> Any:
     figure = new_figure(9.0, 4.6)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.08, right=0.985, bottom=0.2, top=0.94)
-    rules = (SEARCH, PROCESS, EDGES, SAME, HALVES, MIDST)
+    rules = (SEARCH, PROCESS, BEST, SAME, HALVES, MIDST)
     for at, (rule, look) in enumerate(zip(rules, LOOKS, strict=False)):
         for place, budget in enumerate(BUDGETS):
             labels = tuple(name for name in results.labels if SETTINGS[name].budget == budget)

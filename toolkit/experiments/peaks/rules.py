@@ -12,8 +12,8 @@ from toolkit.lr.probe_then_decay import best_peak
 MIDDLE = float(np.prod(LR_RANGE)) ** 0.5
 # All that the search can ask for, and one between two of them.
 RATES = tuple(sorted([*LR_RANGE, *(MIDDLE * 10 ** (place / 3) for place in range(-7, 8))]))
-SEARCH, PROCESS, EDGES, SAME, HALVES, MIDST, CHANCE = (
-    "the search", "a Gaussian process", "edges believed", "the same rate", "half a probe",
+SEARCH, PROCESS, BEST, SAME, HALVES, MIDST, CHANCE = (
+    "the search", "a Gaussian process", "the best believed", "the same rate", "half a probe",
     "the middle", "by chance",
 )  # fmt: skip
 DIVERGED = 1e9  # in a record, which holds no infinities
@@ -33,17 +33,18 @@ def chosen_rate(rule: str, budget: int, probes: np.ndarray, halves: np.ndarray, 
         losses = np.full(request.rates.shape, probes[np.isfinite(probes)].max())
         losses[:, -probes.shape[1] :] = probes[_places(request.rates.max(1))]
         controller, _ = tell(searcher, controller, request, losses)
-    tried, planned = controller.table["rate"], float(controller.plan.max())
-    if rule == SEARCH:
-        return planned
-    peak, lengths = best_peak(controller), (len(controller.plan), searcher.probe_steps)
+    tried, ends = controller.table["rate"], controller.ends
+    peak = best_peak(searcher, controller)
     if rule == SAME:
-        return MIDDLE if np.isclose(planned, MIDDLE) else float(np.exp(peak.log_rate))
+        return float(np.exp(peak.log_rate))
     if rule == PROCESS:
-        peak = PeakRate(_lowest_mean(tuple(tried), tuple(map(tuple, controller.ends))), 0)
-    elif rule == HALVES:
-        peak = find_peak(tried, halves[_places(tried)]) or PeakRate(np.log(tried.min()), -1)
-    return peak_at(lengths[0], peak, lengths[1])
+        peak = PeakRate(_lowest_mean(tuple(tried), tuple(map(tuple, ends))), 0)
+    elif rule in (BEST, HALVES):
+        # A single point counts as it is, whatever its noise.
+        read = ends.mean(1, keepdims=True) if rule == BEST else halves[_places(tried)]
+        found = find_peak(tried, read, np.log(MIDDLE))
+        peak = found or PeakRate(float(np.log(tried.min())), -1)
+    return peak_at(len(controller.plan), peak, searcher.probe_steps)
 
 
 def _places(rates: np.ndarray) -> np.ndarray:
