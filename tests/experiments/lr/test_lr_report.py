@@ -31,7 +31,7 @@ from toolkit.experiments.lr.report import (
     profile_area,
     report,
 )
-from toolkit.lr import AutoLRS, ProbeThenDecay, ask, init
+from toolkit.lr import AutoLRS, ask, init
 
 EXACT = 1e-12
 ROOT = Path(__file__).parents[3]
@@ -133,24 +133,20 @@ def test_what_the_page_on_searches_says_of_the_record():
     assert (len(EVALUATION), AREA_THAT_MATTERS, GOAL) == (10, 0.05, 1.1)
     assert len(factors) == 29
     assert [sum(factor <= most for factor in factors.values()) for most in (GOAL, 1.5)] == [6, 19]
-    assert factors["autoencoder 1000"] == pytest.approx(14, abs=0.5)
-    assert [factors["sets 300"], factors["sets 4000"]] == pytest.approx([3.2, 3.7], abs=0.05)
+    wide = {"autoencoder 300": 5.6, "autoencoder 1000": 4.7, "sets 300": 3.1, "sets 4000": 3.9,
+            "gru 4000": 9.4}  # fmt: skip
+    assert {name: factors[name] for name in wide} == pytest.approx(wide, abs=0.05)
     causes = {cell.name: cell.factor_of_peaks() for cell in found if cell.name in factors}
     medians = [statistics.median(each.values()) for each in (factors, causes)]
     assert medians == pytest.approx([1.31, 1.38], abs=0.005)
     words = [verdict.word for verdict in experiment.verdicts(results)]
     assert words[:5] == ["contradicted", "seen", "seen", "not shown", "not shown"]
-    assert words[5:] == ["contradicted", "not shown", "seen", "not shown", "not shown"]
-    prodigy = experiment.verdicts(results)[6]
-    assert prodigy.agreeing == 5
-    assert prodigy.interval == pytest.approx((-0.04, 0.37), abs=0.005)
+    assert words[5:] == ["contradicted", "seen", "seen", "not shown", "not shown"]
     (broken,) = (cell for cell in found if cell.name == "gru 4000")
-    ends = np.sort(broken.losses[DEFAULT])
-    assert ends[[1, -1]] == pytest.approx([1.30, 1.64], abs=0.005)
-    assert ends[0] == pytest.approx(1.21, abs=0.005)
+    ends = broken.losses[DEFAULT]
+    assert [min(ends), max(ends)] == pytest.approx([1.21, 1.30], abs=0.005)
     means = [np.mean(broken.losses[name]) for name in (REFERENCE, "linear, fixed rate")]
     assert means == pytest.approx([1.20, 1.25], abs=0.005)
-    assert ProbeThenDecay((1e-5, 1.0), 4000).probe_steps == 120
     ran = [cell for cell in found if DEFAULT in cell.losses]
     budgets = (*BUDGETS, LONG_BUDGET)
     assert budgets == (300, 1000, 4000, 16_000)
@@ -168,22 +164,22 @@ def test_what_the_page_on_searches_says_of_the_record():
         if row.kind != "oracle" and method != DEFAULT
     }
     fixed = ("linear, fixed rate", "Schedule-Free, fixed")
-    assert [round(leads.pop(name), 2) for name in ("random probes", *fixed)] == [0.10, 0.05, 0.11]
-    assert min(leads.values()) > 0.19
+    assert [round(leads.pop(name), 2) for name in ("random probes", *fixed)] == [0.10, 0.04, 0.11]
+    assert min(leads.values()) >= 0.185
     at_300 = [
         profile_area(
             [cell.factor(name) for cell in found if cell.budget == 300 and cell.is_telling]
         )
         for name in (DEFAULT, *fixed)
     ]
-    assert [round(area, 2) for area in at_300] == [0.71, 0.71, 0.72]
+    assert [round(area, 2) for area in at_300] == [0.70, 0.71, 0.72]
     overfitting = {cell.budget: cell for cell in found if cell.name.startswith("diabetes")}
     assert not any(cell.is_telling for cell in overfitting.values())
-    for budget, place in ((300, 25), (1000, 27)):
+    for budget, place in ((300, 20), (1000, 23)):
         means = {name: np.mean(each) for name, each in overfitting[budget].losses.items()}
         assert [sorted(means, key=means.get).index(DEFAULT) + 1, len(means)] == [place, 29]
     swept = min(means[f"sweep of 9, {shape}"] for shape in ("linear", "cosine", "WSD linear"))
-    assert [means[DEFAULT], swept] == pytest.approx([0.49, 0.32], abs=0.005)
+    assert [means[DEFAULT], swept] == pytest.approx([0.48, 0.32], abs=0.005)
     count = _compared(found, (AUTOLRS_FREE,))
     assert "0.08 over" in headline(found)
     assert f"of {len(count)} cells, from 0.00 to 0.90" in headline(found)
