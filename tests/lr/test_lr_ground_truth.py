@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from float64 import enable_x64
 
+from toolkit.lab.lr.small_problems import problem as known_problem
 from toolkit.lr import (
     NoisyQuadratic,
     ProbeThenDecay,
@@ -19,7 +20,6 @@ from toolkit.lr import (
     tell,
 )
 from toolkit.lr.fits.peak import PeakRate, peak_at
-from toolkit.lr.problems.small_problems import problem as known_problem
 
 TABLE = 6e-3  # three digits, of which the last is rounded
 STEPS = 1000

@@ -427,6 +427,24 @@ def test_a_file_holds_low_precision(dtype, tmp_path):
     np.testing.assert_array_equal(resumed.params, whole.params)
 
 
+def test_weakly_typed_parameters_are_resumed_from_a_file(tmp_path):
+    options = {"params": jnp.full((4,), 1.0), "batches": DATA, "budget": BUDGET}
+    path, count = tmp_path / "file", itertools.count(1)
+    search(loss_fn, **options, callback=lambda p, *_: p.save(path) or next(count) == 8)
+    resumed, whole = search(loss_fn, **options, start=path), search(loss_fn, **options)
+    np.testing.assert_array_equal(resumed.params, whole.params)
+
+
+def test_a_first_batch_that_is_easy_is_no_scale_for_the_others():
+    y = np.ones((60, 1))
+    y[0] = 0.01
+    loss = lambda w, batch: jnp.mean((batch[0] @ w - batch[1]) ** 2)  # noqa: E731
+    for budget in (30, 35):
+        with pytest.warns(UserWarning, match="too small for a search"):
+            found = search(loss, jnp.zeros(1), (np.ones((60, 1, 1)), y), budget=budget)
+        assert found.ledger.kept_steps == budget - found.table["steps"].sum()
+
+
 def test_ctrl_c_returns_what_there_is():
     count = itertools.count()
 
@@ -462,6 +480,12 @@ def test_gradients_that_are_collected_over_several_steps(every):
     np.testing.assert_allclose(found.params, WEIGHTS, atol=1e-2)
     state = found.progress.state.optimizer_state
     assert int(state.gradient_step) == found.ledger.kept_steps // every
+
+
+def test_validation_batches_without_a_validation_are_refused():
+    searcher = partial(ProbeThenDecay, validation_batches=1)
+    with pytest.raises(ValueError, match=r"^searcher: has validation_batches, but no"):
+        found_in(DATA, searcher=searcher)
 
 
 def test_unused_validation_is_admitted():

@@ -1,5 +1,7 @@
 """The decisions of probe-then-decay, with losses made up: stages, budget, divergence, resuming."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -174,6 +176,57 @@ def test_batches_whose_losses_rise_at_every_rate_cost_one_piece():
     assert controller.lost_at >= 4000
 
 
+@pytest.mark.parametrize(
+    ("pieces", "lost"),
+    [
+        ({2: "rise"}, []),  # to the noise of the highest rate
+        ({10: "rise"}, [10]),
+        ({19: "rise"}, []),  # its rates are low already
+        ({0: "nan", 1: "rise", 10: "rise"}, [0, 10]),
+        ({8: "rise", 9: "rise", 12: "nan", 15: "rise"}, [8, 12]),  # 9 is 8 made again
+    ],
+)
+def test_which_pieces_are_made_again(pieces, lost):
+    count = itertools.count()
+
+    def losses_along(request):
+        losses = losses_of(request)
+        if request.kind == "train":
+            happens = pieces.get(next(count))
+            losses = 0.1 + 0.01 * np.random.default_rng(0).normal(size=losses.shape)
+            losses += np.linspace(0.0, 0.4, losses.shape[1]) * (happens == "rise")
+            losses[:, -1] += np.nan if happens == "nan" else 0.0
+        return losses
+
+    _, requests = run(ProbeThenDecay(LR_RANGE, 4000), losses_along)
+    kept = [is_kept for request, is_kept in requests if request.kind == "train"]
+    assert [at for at, is_kept in enumerate(kept) if not is_kept] == lost
+
+
+@pytest.mark.parametrize(("budget", "most"), [(300, 0), (1000, 3)])
+def test_noise_is_seldom_taken_for_a_break_down(budget, most):
+    random, lost = np.random.default_rng(0), 0
+    for _ in range(100):
+
+        def noisy(request):
+            noise = random.normal(size=request.points)
+            return losses_of(request) + noise * (request.kind == "train")
+
+        lost += run(ProbeThenDecay(LR_RANGE, budget), noisy)[0].lost_at >= 0
+    assert lost <= most
+
+
+def test_a_constant_in_the_loss_changes_nothing():
+    def rates(offset):
+        def losses(request):
+            rises = 0.3 * np.linspace(0, 1, request.points) * (request.kind == "train")
+            return losses_of(request) + rises * (request.rates.max() > 0.8 * 2e-2) + offset
+
+        return run(ProbeThenDecay(LR_RANGE, 4000), losses)[0].rates
+
+    np.testing.assert_array_equal(rates(0.0), rates(-100.0))
+
+
 def test_everything_diverged_still_ends_at_the_budget():
     controller, _ = run(
         ProbeThenDecay(LR_RANGE, 1000), lambda r: np.full((len(r.rates), r.points), np.nan)
@@ -268,7 +321,7 @@ def test_a_rise_within_the_noise_of_the_differences_does_not_stop_the_search():
     assert find_peak(rates, shared, middle).edge == -1
 
 
-@pytest.mark.parametrize("slope", [0.0, -3.0, 3.0])
+@pytest.mark.parametrize("slope", [0.0, -6.0, 6.0])
 def test_an_edge_is_believed_where_another_rate_is_surely_worse(slope):
     """By noise alone the best of three is often an edge, and that of four the next; losses that
     rise or fall with the rate are followed (the control)."""
@@ -295,14 +348,32 @@ def test_equal_losses_are_no_rise(points):
     assert find_peak(rates, higher, np.log(rates[2])).edge == -1  # the control
 
 
-def test_the_best_gives_way_to_the_nearest_to_the_middle_that_is_not_surely_worse():
-    rates, noise = np.geomspace(1e-4, 1e-1, 4), 0.2 * np.array([1.0, -1, 1, -1])
-    ends = np.array([[4.0], [3.0], [2.1], [2.0]]) + noise * np.array([[0.0], [0.0], [0.0], [1.0]])
-    found = find_peak(rates, ends, np.log(rates[1]))
-    assert (found.log_rate, found.edge, found.is_open) == (np.log(rates[2]), 0, True)
-    assert find_peak(rates, ends, np.log(rates[0])) == found
-    sure = find_peak(rates, ends + noise * np.array([[0.0], [0.0], [1.0], [0.0]]), np.log(rates[1]))
-    assert (sure.edge, sure.is_open) == (1, False)  # the control: the noise is in both
+def test_the_best_is_drawn_to_the_middle_as_far_as_it_is_not_surely_better():
+    rates, noise = np.geomspace(1e-4, 1e-1, 4), np.array([1.0, -1, 1, -1])
+    levels = np.array([[4.0], [3.0], [2.1], [2.0]])
+    places = []
+    for size in (0.04, 0.08, 0.4):
+        ends = levels + size * noise * np.array([[0.0], [0.0], [0.0], [1.0]])
+        found = find_peak(rates, ends, np.log(rates[1]))
+        assert (found.edge, found.is_open) == ((1, False) if size == 0.04 else (0, True))
+        places.append(found.log_rate)
+    assert np.log(rates[3]) == places[0] > places[1] > places[2] > np.log(rates[2])
+    shared = levels + 0.4 * noise  # the control: noise of the batches is in all alike
+    assert find_peak(rates, shared, np.log(rates[1])).edge == 1
+
+
+def test_of_two_middles_the_one_nearer_to_the_best_counts():
+    """Their distances from the middle differ by rounding alone."""
+    for low in np.geomspace(1e-6, 1e-2, 20):
+        rates = np.geomspace(low, 1e3 * low, 4)
+        found = find_peak(rates, np.ones((4, 6)), np.log(rates).mean())
+        assert found.log_rate == pytest.approx(np.log(rates[1]))
+
+
+def test_a_best_rate_between_two_that_diverged_is_taken_as_it_is_or_higher():
+    rates, ends = np.geomspace(1e-3, 1.0, 4), np.array([[np.inf], [1.0], [0.5], [np.inf]])
+    found = find_peak(rates, np.repeat(ends, 6, axis=1), np.log(rates).mean())
+    assert np.log(rates[1]) < found.log_rate < np.log(rates[3])
 
 
 def test_only_a_long_run_wants_a_lower_peak_than_its_probes():

@@ -41,6 +41,7 @@ from toolkit.lr.protocol import (
 from toolkit.lr.shapes import SHAPES, resampled, shape_rates
 
 PROBING, PLANNED = range(2)  # stages
+TINY = 1e-37  # and its inverse are in float32
 EVIDENCE = 20  # steps; shorter probes see the harm of large steps, but not yet the benefit
 RATIO = 10 ** (2 / 3)  # between rates: closer ones differ by less than the noise of a few steps
 EXPECTED = 4  # probes, of which the budget of the search pays
@@ -48,12 +49,14 @@ MOST_MOVES = 3  # beyond the best, within the range
 PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
 PROBE_TAIL = 1 / 3  # by which probes are compared: more would see the noise of rates not yet fallen
 RUN_WARMUP = 0.05
-PIECES = 20  # pieces of the run: one is lost when it diverges
-BACKOFF = 0.7  # factor on the rest of the schedule after divergence
+PIECES = 20  # pieces of the run: one is lost when it diverges or breaks down
+LEAST_STEPS = 4  # of a piece
+BACKOFF = 0.7  # factor on the rest of the schedule after that
 BLOWN_UP = 3.0  # times the highest loss at the start
-BROKEN_DOWN = 0.05  # of that loss: a rise within a piece
-SURE = 3.0  # standard deviations of such a rise
-EARLY = 0.2  # of a run, in which losses may rise to the noise of its peak
+BROKEN_DOWN = 0.05  # of what was learnt: a rise within a piece
+LEAST_QUARTER = 8  # steps, to tell such a rise from noise
+SURE_RISE = 4.0  # standard deviations: every piece is looked at
+EARLY = 0.2  # of a run, in which losses may rise to the noise of its peak; as much at its end
 LARGEST_SEARCH = 0.25  # of the budget, for the first probes, however short they are
 LARGEST_VALIDATION = 0.25  # of the search
 LARGEST_WATCHING = 0.05  # of the budget, for validation losses along the run
@@ -112,7 +115,7 @@ class ProbeThenDecay:
         check_fields(self)
         low, high = self.lr_range
         checks = {
-            "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
+            "lr_range": (TINY < low < high < 1 / TINY, "0 < low < high, within float32"),
             "search_fraction": (0 <= self.search_fraction < 1, "in [0, 1)"),
             "shape": (self.shape in SHAPES, f"one of {', '.join(SHAPES)}"),
         }
@@ -163,7 +166,7 @@ class ProbeThenDecay:
         if not len(controller.plan):
             return None
         whole = controller.ledger.kept_steps + len(controller.plan)
-        piece = max(-(-whole // PIECES), 1)
+        piece = max(-(-whole // PIECES), LEAST_STEPS)
         request = one_candidate("train", controller.plan[:piece])
         return replace(request, is_checked=self.is_watched)
 
@@ -175,9 +178,9 @@ class ProbeThenDecay:
         if curve_ends(losses).mean() > max(BLOWN_UP * start_loss, 0):
             return False
         kept = controller.ledger.kept_steps
-        is_early = kept < EARLY * (kept + len(controller.plan))
-        is_spared = is_early or controller.lost_at >= kept
-        return is_spared or not _breaks_down(losses[0], start_loss)
+        is_between = EARLY <= kept / (kept + len(controller.plan)) < 1 - EARLY
+        is_tested = is_between and controller.lost_at < kept
+        return not (is_tested and _breaks_down(losses[0], start_loss))
 
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
@@ -191,12 +194,13 @@ class ProbeThenDecay:
                 plan = _early_end(plan, request)
             start_loss, lost_at = _start_loss(controller, losses), controller.lost_at
             if lost_at + losses.shape[1] == controller.ledger.kept_steps:
-                # If losses rise at lower rates, too, the batches do that.
+                # If losses rise at lower rates, too, the batches may do that.
                 lost_at += self.budget * _breaks_down(losses[0], start_loss)
             return replace(controller, plan=plan, start_loss=start_loss, lost_at=lost_at)
         left = min(_run_steps(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
-        lost_at = controller.ledger.kept_steps
+        is_risen = np.isfinite(losses).all() and _breaks_down(losses[0], controller.start_loss)
+        lost_at = max(controller.lost_at, controller.ledger.kept_steps if is_risen else -1)
         return replace(controller, plan=plan.astype(np.float32), lost_at=lost_at)
 
 
@@ -263,18 +267,19 @@ def _beyond(searcher: ProbeThenDecay, peak: PeakRate) -> float:
 
 def _start_loss(controller: ProbeController, losses: np.ndarray) -> float:
     """The highest at the start: of the probes, or else of the first quarter of the first piece."""
-    known = controller.start_loss
-    return known if np.isfinite(known) else float(losses[0, : -(-losses.shape[1] // 4)].max())
+    known, first = controller.start_loss, max(-(-losses.shape[1] // 4), LEAST_STEPS)
+    return known if np.isfinite(known) else float(losses[0, :first].max())
 
 
 def _breaks_down(losses: np.ndarray, start_loss: float) -> bool:
     """Whether a piece that had learnt surely rises from its first quarter to its last."""
     quarter = len(losses) // 4
     first, last = losses[:quarter], losses[-quarter:]
-    if quarter < 2 or first.mean() >= start_loss:
+    if quarter < LEAST_QUARTER or first.mean() >= start_loss:
         return False
     noise = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / quarter)
-    return bool(last.mean() - first.mean() > max(SURE * noise, BROKEN_DOWN * start_loss))
+    least = max(SURE_RISE * noise, BROKEN_DOWN * (start_loss - first.mean()))
+    return bool(last.mean() - first.mean() > least)
 
 
 def best_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRate:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
@@ -177,6 +178,8 @@ def search(
         raise ValueError("params: got None, which only a TrainState as start makes up for")
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
+    elif getattr(constants, "validation_batches", 0):
+        raise ValueError("searcher: has validation_batches, but no validation was given")
     optimizer = DEFAULT_OPTIMIZER if optimizer is None else optimizer
     own: Any = optimizer
     if isinstance(optimizer, optax.MultiSteps):
@@ -187,6 +190,7 @@ def search(
         state, start = start, None
     else:
         state = TrainState.create(params, optimizer, model_state)
+    state = jax.tree.map(_strong, state)
     progress = SearchProgress(init(constants), state, constants)
     if isinstance(start, SearchProgress):
         progress = start
@@ -222,6 +226,11 @@ def search(
     rates = controller.rates if len(controller.rates) else np.array(lr_range[:1])
     schedule = tabulated_schedule(rates)
     return SearchResult(schedule, controller.ledger, controller.table, params, reason, progress)
+
+
+def _strong(leaf: Any) -> Any:
+    """Without a weak type, which no file holds and functions depend on."""
+    return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
 def _after(

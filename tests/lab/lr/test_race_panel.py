@@ -13,7 +13,7 @@ pytest.importorskip("anywidget")
 
 from toolkit.lab.kit.curve_control import KNOTS, Curve, at_knots
 from toolkit.lab.lr.race import RACERS, SEARCHED, RacePanel, drawn_rates, plotted, settings_of
-from toolkit.lr.problems.small_problems import SHAPES, best_known, problem
+from toolkit.lab.lr.small_problems import SHAPES, best_known, problem
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow

@@ -9,8 +9,7 @@ pytest.importorskip("anywidget")
 from toolkit.lab.kit.view import in_cell
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, from_arrays, next_round
 from toolkit.lab.lr.search_view import columns, parabola, view_round
-from toolkit.lr import Request
-from toolkit.lr.problems.small_problems import (
+from toolkit.lab.lr.small_problems import (
     BUDGETS,
     PROBLEMS,
     SHAPES,
@@ -23,6 +22,7 @@ from toolkit.lr.problems.small_problems import (
     run_peak,
     tuned,
 )
+from toolkit.lr import Request
 
 EXACT = 1e-9
 FORECAST = 1e-3  # of an exponential without noise, from five points of it

@@ -48,7 +48,7 @@ from toolkit.lr.probe_then_decay import EXPECTED, PROBE_TAIL, PROBE_WARMUP, RUN_
 
 BUDGETS, WORKLOADS = (300, 1000, 4000), ("tabular", "digits-mlp", "char-lm", "adding", "clouds")
 NOISY = ("tabular", "digits-mlp", "clouds")  # also with batches of one example
-FIRST_SEED = 50  # the rule was chosen and tried on lower ones
+FIRST_SEED = 80  # the rule was chosen and tried on lower ones
 # They see a factor of 1.21, by its deviation of .065 on other seeds, in 84 of 100 records.
 SEEDS = 3 * LEAST_SEEDS
 RUNS, WHOLE, SHORT, ENDS = "run", "linear", "linear, a quarter", "probe"

@@ -16,8 +16,8 @@ from toolkit.lab.kit.curve_control import Curve
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, Points, Progress, View, heights_at, in_cell
+from toolkit.lab.lr import small_problems as problems
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, further_rounds, kept, with_gaps
-from toolkit.lr.problems import small_problems as problems
 
 # Name -> title, in the order shown.
 RACERS = {

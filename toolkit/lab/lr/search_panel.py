@@ -25,7 +25,7 @@ from toolkit.lab.lr.search_plots import (
     legend_below,
 )
 from toolkit.lab.lr.search_view import SearchView, view_round
-from toolkit.lr.problems.small_problems import BUDGETS, PROBLEMS, problem
+from toolkit.lab.lr.small_problems import BUDGETS, PROBLEMS, problem
 
 LOSSES = 4  # at the start, now, tuned linear, best
 NEARLY = 0.97  # of the run: the last rates before zero need no room

@@ -12,7 +12,7 @@ from toolkit.figures.axes import log_ticks
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.lr.search_rounds import Settings
 from toolkit.lab.lr.search_view import SearchView, columns
-from toolkit.lr.problems.small_problems import problem
+from toolkit.lab.lr.small_problems import problem
 
 KNOWN = look("full").colour
 PLAN = (0, (3, 2))

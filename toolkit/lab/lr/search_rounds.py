@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from toolkit._checks import check_choice
+from toolkit.lab.lr.small_problems import Run, problem
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.problems.small_problems import Run, problem
 from toolkit.lr.protocol import Request, Searcher, ask, init, tell
 
 METHODS = {  # menu entry -> name of a method

@@ -8,10 +8,10 @@ import numpy as np
 
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.lr.search_rounds import METHODS, Candidate, Round, Search, Settings, kept
+from toolkit.lab.lr.small_problems import PROBLEMS, Run, best_known, problem, tuned
 from toolkit.lr import AutoLRS
 from toolkit.lr.autolrs import forecast_candidate, posterior
 from toolkit.lr.fits.gaussian_process import finite_values
-from toolkit.lr.problems.small_problems import PROBLEMS, Run, best_known, problem, tuned
 
 POINTS = 161
 CLIFF = 8  # times the rise on the other side

@@ -16,7 +16,7 @@ SATURATION = 300  # steps; a compromise between five small problems
 CLIFF = 2.0  # times the rise on the other side: a diverged neighbour only means "higher"
 MOST_TAIL_POINTS = 16
 TAIL = 0.2  # fraction of a curve that is its end
-GUARD = 2.0  # standard deviations of paired differences
+RISEN, SURE = 2.0, 3.0  # standard deviations of paired differences
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,37 @@ def find_peak(rates: np.ndarray, ends: np.ndarray, middle: float) -> PeakRate | 
 
     The best is the lowest rate above which the losses `ends` [candidates, points] surely rise. A
     lower loss beyond that rise belongs to a run that broke down: early on, a model that predicts
-    the average is not the worst. By noise alone the best of a few is often far away, so that it
-    gives way to its neighbour towards `middle`, a log rate, until one is surely worse.
+    the average is not the worst. By noise alone the best of a few is often far away, so that it is
+    drawn to the nearest to `middle`, a log rate, from which on none is surely worse than the next:
+
+        log peak = near + min(1, sureness(near, best) / sure) * (log peak of the best - near)
     """
     order = np.argsort(rates)
     x, ends = np.log(rates[order]), ends[order]
-    best, y = first_before_a_rise(ends), ends.mean(-1)
-    if not np.isfinite(y[best]):
+    best = first_before_a_rise(ends)
+    if not np.isfinite(ends[best]).all():
         return None
-    place, goal = best, int(np.abs(x - middle).argmin())
-    while place != goal:
-        following = place + int(np.sign(goal - place))
-        if not np.isfinite(y[following]) or is_surely_worse(ends[following], ends[place]):
+    peak, near = _parabola(x, ends.mean(-1), best), best
+    # Of two as near to the middle the one nearer to the best.
+    goal = min(range(len(x)), key=lambda at: (round(abs(x[at] - middle), 6), abs(at - best)))
+    while near != goal:
+        following = near + int(np.sign(goal - near))
+        if sureness(ends[following], ends[near]) >= SURE:
             break
-        place = following
-    if place != best:
-        return PeakRate(float(x[place]), 0, is_open=True)
+        near = following
+    if near == best:
+        return peak
+    share = np.clip(sureness(ends[near], ends[best]) / SURE, 0, 1)
+    return PeakRate(float(x[near] + share * (peak.log_rate - x[near])), 0, is_open=bool(share < 1))
+
+
+def _parabola(x: np.ndarray, y: np.ndarray, best: int) -> PeakRate:
     if best in (0, len(x) - 1):
         return PeakRate(float(x[best]), 0 if len(x) == 1 else -1 if best == 0 else 1)
     left, right = y[best - 1] - y[best], y[best + 1] - y[best]
     if not np.isfinite(left):  # a lower rate diverged, and no parabola goes through it
         return PeakRate(float(x[best]), 0)
-    if y[best + 1] > y[0]:  # worse than the lowest rate: about to diverge
+    if not np.isfinite(right) or y[best + 1] > y[0]:  # worse than the lowest: about to diverge
         right = min(right, CLIFF * left)
     below, above = x[best] - x[best - 1], x[best + 1] - x[best]
     curvature = max((left / below + right / above) / (below + above), 1e-300)
@@ -67,23 +76,22 @@ def first_before_a_rise(ends: np.ndarray) -> int:
     """The first, by ascending rate, after which losses [candidates, points] rise, or the best."""
     best = 0
     for at in range(1, len(ends)):
-        if not np.isfinite(ends[best]).all():
+        if not np.isfinite(ends[best]).all() or ends[at].mean() < ends[best].mean():
             best = at
-        elif not np.isfinite(ends[at]).all():
-            break
-        elif ends[at].mean() < ends[best].mean():
-            best = at
-        elif is_surely_worse(ends[at], ends[best]):
+        elif sureness(ends[at], ends[best]) >= RISEN:
             break
     return best
 
 
-def is_surely_worse(losses: np.ndarray, others: np.ndarray) -> bool:
-    """Whether `losses` [points] are higher by two standard deviations of the mean difference."""
+def sureness(losses: np.ndarray, others: np.ndarray) -> float:
+    """By how many standard deviations of the mean difference `losses` [points] are higher; infinity
+    if they have no noise, as a single point.
+    """
+    if not np.isfinite(losses).all():
+        return np.inf
     rises = losses - others
-    # A single point counts as it is.
     noise = rises.std(ddof=1) / len(rises) ** 0.5 if len(rises) > 1 else 0.0
-    return bool(rises.mean() > 0 and rises.mean() >= GUARD * noise)
+    return float(rises.mean() / noise) if noise else np.inf if rises.mean() > 0 else 0.0
 
 
 def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:

@@ -4,7 +4,7 @@ A problem trains from any state at any rates and returns the losses. States are 
 Of the noisy quadratics the best possible schedules, and tuned common shapes, take minutes to find
 and are therefore stored:
 
-    python -m toolkit.lr.problems.small_problems        # writes data/schedules/noisy-quadratic.json
+    python -m toolkit.lab.lr.small_problems        # writes data/schedules/noisy-quadratic.json
 """
 
 import functools
