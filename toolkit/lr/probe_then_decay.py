@@ -8,9 +8,8 @@ at constant rates would include the noise of a high rate.
     one more beyond the best, until it lies between two others
     the run:  peak * (max(n, saturation) / steps)^exponent * shape
 
-`toolkit experiment peaks` reads the same probes in other ways on development problems: after half
-of their steps, by a Gaussian process in place of the parabola, and by their best alone, whatever
-the noise, the rates are worse.
+`toolkit experiment peaks` reads the same probes in other ways on development problems: by a
+Gaussian process, and by their best alone, whatever the noise, the rates are worse.
 """
 
 from dataclasses import dataclass, field, replace

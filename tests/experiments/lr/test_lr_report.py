@@ -132,19 +132,22 @@ def test_what_the_page_on_searches_says_of_the_record():
     factors = factors_of(DEFAULT, found)
     assert (len(EVALUATION), AREA_THAT_MATTERS, GOAL) == (10, 0.05, 1.1)
     assert len(factors) == 29
-    assert [sum(factor <= most for factor in factors.values()) for most in (GOAL, 1.5)] == [6, 19]
-    wide = {"autoencoder 300": 5.6, "autoencoder 1000": 4.7, "sets 300": 3.1, "sets 4000": 3.9,
-            "gru 4000": 9.4}  # fmt: skip
+    assert [sum(factor <= most for factor in factors.values()) for most in (GOAL, 1.5)] == [7, 19]
+    assert factors["autoencoder 1000"] == pytest.approx(14, abs=0.5)
+    wide = {"autoencoder 300": 5.6, "sets 300": 3.0, "sets 4000": 3.0, "gru 4000": 4.6}
     assert {name: factors[name] for name in wide} == pytest.approx(wide, abs=0.05)
     causes = {cell.name: cell.factor_of_peaks() for cell in found if cell.name in factors}
     medians = [statistics.median(each.values()) for each in (factors, causes)]
-    assert medians == pytest.approx([1.31, 1.38], abs=0.005)
+    assert medians == pytest.approx([1.29, 1.35], abs=0.006)
     words = [verdict.word for verdict in experiment.verdicts(results)]
     assert words[:5] == ["contradicted", "seen", "seen", "not shown", "not shown"]
-    assert words[5:] == ["contradicted", "seen", "seen", "not shown", "not shown"]
+    assert words[5:] == ["contradicted", "not shown", "seen", "not shown", "not shown"]
+    prodigy = experiment.verdicts(results)[6]
+    assert prodigy.agreeing == 5
+    assert prodigy.interval == pytest.approx((0.01, 0.35), abs=0.005)
     (broken,) = (cell for cell in found if cell.name == "gru 4000")
     ends = broken.losses[DEFAULT]
-    assert [min(ends), max(ends)] == pytest.approx([1.21, 1.30], abs=0.005)
+    assert [min(ends), max(ends)] == pytest.approx([1.20, 1.30], abs=0.005)
     means = [np.mean(broken.losses[name]) for name in (REFERENCE, "linear, fixed rate")]
     assert means == pytest.approx([1.20, 1.25], abs=0.005)
     ran = [cell for cell in found if DEFAULT in cell.losses]
@@ -157,29 +160,29 @@ def test_what_the_page_on_searches_says_of_the_record():
         assert set(METHODS) - set(cell.losses) == (cut if cell.budget > 1000 else set())
         assert all(len(each) == 5 for each in cell.losses.values())
     ours = profile_area(factors.values())
-    assert round(ours, 2) == 0.74
+    assert round(ours, 2) == 0.76
     leads = {
         method: ours - profile_area(factors_of(method, found).values())
         for method, row in METHODS.items()
         if row.kind != "oracle" and method != DEFAULT
     }
     fixed = ("linear, fixed rate", "Schedule-Free, fixed")
-    assert [round(leads.pop(name), 2) for name in ("random probes", *fixed)] == [0.10, 0.04, 0.11]
-    assert min(leads.values()) >= 0.185
+    assert [round(leads.pop(name), 2) for name in ("random probes", *fixed)] == [0.12, 0.06, 0.12]
+    assert round(min(leads.values()), 2) == 0.21
     at_300 = [
         profile_area(
             [cell.factor(name) for cell in found if cell.budget == 300 and cell.is_telling]
         )
         for name in (DEFAULT, *fixed)
     ]
-    assert [round(area, 2) for area in at_300] == [0.70, 0.71, 0.72]
+    assert [round(area, 2) for area in at_300] == [0.71, 0.71, 0.72]
     overfitting = {cell.budget: cell for cell in found if cell.name.startswith("diabetes")}
     assert not any(cell.is_telling for cell in overfitting.values())
-    for budget, place in ((300, 20), (1000, 23)):
+    for budget, place in ((300, 24), (1000, 28)):
         means = {name: np.mean(each) for name, each in overfitting[budget].losses.items()}
         assert [sorted(means, key=means.get).index(DEFAULT) + 1, len(means)] == [place, 29]
     swept = min(means[f"sweep of 9, {shape}"] for shape in ("linear", "cosine", "WSD linear"))
-    assert [means[DEFAULT], swept] == pytest.approx([0.48, 0.32], abs=0.005)
+    assert [means[DEFAULT], swept] == pytest.approx([0.50, 0.32], abs=0.005)
     count = _compared(found, (AUTOLRS_FREE,))
     assert "0.08 over" in headline(found)
     assert f"of {len(count)} cells, from 0.00 to 0.90" in headline(found)
