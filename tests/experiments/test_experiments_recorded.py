@@ -101,11 +101,11 @@ def test_what_the_page_of_results_says_of_controls():
     claims = {name: load_experiment(name).claims for name in EXPERIMENTS}
     without = {name: sum(claim.control is None for claim in each) for name, each in claims.items()}
     assert {name: count for name, count in without.items() if count} == {
-        "sparse": 22, "convert": 7, "language": 6, "s3": 2, "probes": 2,
+        "sparse": 22, "convert": 1, "probes": 1,
     }  # fmt: skip
-    assert sum(without.values()) == 39
-    late = [verdict for name in ("needle", "parity", "swaps", "s3", "mqar")
-            for verdict in recorded(name)[1]]  # fmt: skip
+    assert sum(without.values()) == 24
+    late = [verdict for name in ("needle", "parity", "swaps", "s3", "mqar", "convert", "language",
+                                 "probes") for verdict in recorded(name)[1]]  # fmt: skip
     assert "void" not in {verdict.word for verdict in late}
     assert "void" not in {verdict.word for verdict in recorded("sparse")[1][:10]}
 

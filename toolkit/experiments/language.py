@@ -17,7 +17,7 @@ from toolkit.experiments.kit.chart import caption_below, draw_curves, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Stopped, Workspace
 from toolkit.experiments.kit.results import Outcome, Results
 from toolkit.experiments.kit.side_by_side import SeedTrainer
-from toolkit.experiments.kit.verdicts import Claim, below, in_words
+from toolkit.experiments.kit.verdicts import Claim, below, in_words, judging
 from toolkit.figures import short
 from toolkit.language import (
     TrainedModel,
@@ -184,8 +184,22 @@ def _stays_fast(results: Results) -> tuple[np.ndarray, str]:
     return np.diff(kept, axis=0).min(0), words
 
 
+def _slows(results: Results) -> tuple[np.ndarray, str]:
+    """A control: attention alone decodes more slowly after a long context."""
+    rates = results.paired(_DECODE, ["looped"])[0]
+    return 1 - rates[:, -1] / rates[:, 0], "looped attention slows"
+
+
+@judging
+def _trained_longer(results: Results, label: str) -> tuple[np.ndarray, str]:
+    """A control: two evaluations earlier the model is worse, or no difference can be seen."""
+    curves = results.curves(label, "perplexity by step")
+    return curves[:, -3] - curves[:, -1], f"{label} falls in the last evaluations"
+
+
 def _claim(text: str, winner: str, loser: str) -> Claim:
-    return Claim(text, below(PERPLEXITY, [winner], [loser], 3))
+    judge = below(PERPLEXITY, [winner], [loser], 3)
+    return Claim(text, judge, control=_trained_longer(loser))
 
 
 def _draw(results: Results, caption: str):
@@ -224,7 +238,11 @@ EXPERIMENT = Experiment(
         _claim("the hybrid beats looped attention", "looped full + gdn", "looped"),
         _claim("the hybrid beats looped gated delta nets", "looped full + gdn", "looped gdn"),
         _claim("GDN with sparse attention beats looped attention", "looped gdn + dsa", "looped"),
-        Claim("the more gated delta nets, the less a long context slows decoding", _stays_fast),
+        Claim(
+            "the more gated delta nets, the less a long context slows decoding",
+            _stays_fast,
+            control=_slows,
+        ),
     ),
     draw=_draw,
     beyond="the paper's 100 billion tokens: differences here are those of the first million bytes.",

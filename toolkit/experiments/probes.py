@@ -19,7 +19,7 @@ import optax
 from toolkit.experiments.kit.chart import caption_below, looks, two_panels
 from toolkit.experiments.kit.experiment import Experiment, Workspace
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, fails, in_words
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Margins, fails, in_words, judging
 from toolkit.experiments.lr.report import QUARTER
 from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import workload
@@ -107,11 +107,14 @@ def _halving(results: Results) -> tuple[np.ndarray, str]:
     return np.mean(shares, 0) - 0.5, "best kept: " + in_words(WORKLOADS, np.array(shares), 0)
 
 
-def _nearness(results: Results) -> tuple[np.ndarray, str]:
-    grid, ratios = np.log(RATES), []
+@judging
+def _nearness(results: Results, is_by_chance: bool) -> Margins:
+    grid, ratios, random = np.log(RATES), [], np.random.default_rng(0)
     for label in WORKLOADS:
         run = results.curves(label, ANEW).mean(0).argmin()
-        ratios.append(grid[results.curves(label, ENDS).argmin(1)] - grid[run])
+        best = results.curves(label, ENDS).argmin(1)
+        best = random.integers(len(RATES), size=len(best)) if is_by_chance else best
+        ratios.append(grid[best] - grid[run])
     words = "probe's best over the run's: " + in_words(WORKLOADS, np.exp(ratios))
     return np.log(2) - np.abs(ratios).mean(0), words
 
@@ -144,7 +147,11 @@ EXPERIMENT = Experiment(
             control=fails(_any_rate_will_do),
         ),
         Claim("half of the rates after a third of a probe hold its best", _halving, smallest=0.4),
-        Claim("the best rate of probes is within a factor of 2 of the run's", _nearness),
+        Claim(
+            "the best rate of probes is within a factor of 2 of the run's",
+            _nearness(is_by_chance=False),
+            control=fails(_nearness(is_by_chance=True)),
+        ),
     ),
     draw=_draw,
     beyond="runs of thousands of steps, whose best rate twenty steps may not show at all.",

@@ -50,11 +50,13 @@ EXPERIMENT = experiment(
                 ("looping one reflection per token solves it too", WITHIN, _ONE[1:]),
             )
         ),
-        Claim(
-            "four loops help it on words as long as the trained ones",
-            above(WITHIN, _ONE[2:], _ONE[:1]),
+        *(
+            Claim(text, above(where, _ONE[2:], _ONE[:1]), control=below(where, _ONE[:1], SOLVED))
+            for text, where in (
+                ("four loops help it on words as long as the trained ones", WITHIN),
+                ("four loops help it on longer words", BEYOND),
+            )
         ),
-        Claim("four loops help it on longer words", above(BEYOND, _ONE[2:], _ONE[:1])),
     ),
     draw=make_draw(1 / 6, "Running product in S3"),
     beyond="A5 and S5, which want tens of thousands of steps: "
