@@ -9,7 +9,7 @@ from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
 from toolkit.lr.fits.overfitting import overfits_since
-from toolkit.lr.fits.peak import PeakRate, curve_ends, find_peak, peak_at, tail_scores
+from toolkit.lr.fits.peak import PeakRate, curve_ends, find_peak, peak_at, sureness, tail_scores
 from toolkit.lr.probe_then_decay import RATIO
 from toolkit.lr.reasons import reason_of
 
@@ -381,6 +381,16 @@ def test_only_a_long_run_wants_a_lower_peak_than_its_probes():
     assert peak_at(250, probed, 20) == peak_at(300, probed, 80) == 1.0
     assert peak_at(9600, probed, 20) == peak_at(9600, probed, 80) == pytest.approx(0.5)
     assert peak_at(64_000, probed, 2000) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("points", [2, 3, 6, 16])
+def test_sureness_is_the_statistic_of_the_paired_t_test(points):
+    stats = pytest.importorskip("scipy.stats")
+    losses, others = np.random.default_rng(points).normal(size=(2, points))
+    known = stats.ttest_rel(losses, others).statistic
+    assert sureness(losses, others) == pytest.approx(known, rel=1e-12)
+    assert sureness(losses[:1], losses[:1] - 1) == np.inf
+    assert sureness(losses[:1], losses[:1] + 1) == sureness(losses, losses) == 0
 
 
 def test_noise_that_candidates_share_is_none_between_them():

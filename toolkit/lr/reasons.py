@@ -35,8 +35,7 @@ def reason_of(constants: Any, controller: Any) -> str:
     why += _unused_validation(constants, controller)
     thrown_away = ledger.gradient_evaluations - ledger.kept_steps - int(table["steps"].sum())
     if thrown_away:
-        lower = "" if not ledger.kept_steps else ", and the rest was made at lower rates"
-        why += f"; {thrown_away} steps of training diverged or rose{lower}"
+        why += f"; {thrown_away} steps of training diverged or rose, and rates are lower after them"
     return why if ledger.kept_steps else f"{why}; no training was kept"
 
 

@@ -73,7 +73,9 @@ def _parabola(x: np.ndarray, y: np.ndarray, best: int) -> PeakRate:
 
 
 def first_before_a_rise(ends: np.ndarray) -> int:
-    """The first, by ascending rate, after which losses [candidates, points] rise, or the best."""
+    """The first, by ascending rate, after which losses [candidates, points] surely rise; or else
+    the best.
+    """
     best = 0
     for at in range(1, len(ends)):
         if not np.isfinite(ends[best]).all() or ends[at].mean() < ends[best].mean():
@@ -84,8 +86,11 @@ def first_before_a_rise(ends: np.ndarray) -> int:
 
 
 def sureness(losses: np.ndarray, others: np.ndarray) -> float:
-    """By how many standard deviations of the mean difference `losses` [points] are higher; infinity
-    if they have no noise, as a single point.
+    """By how many standard deviations of the mean difference `losses` [points] are higher.
+
+        t = mean(losses - others) / (std(losses - others) / sqrt(points))
+
+    A difference without noise, as of a single point, counts as it is: infinity if higher, else 0.
     """
     if not np.isfinite(losses).all():
         return np.inf
